@@ -1,0 +1,1 @@
+"""What the picker says of itself: Prometheus families, decision records, logs."""

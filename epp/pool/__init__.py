@@ -1,0 +1,1 @@
+"""Which model servers exist, and the immutable picture of them that a decision reads."""

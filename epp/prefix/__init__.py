@@ -1,0 +1,1 @@
+"""Which server has which prompt prefix cached: block hashes and the approximate index."""

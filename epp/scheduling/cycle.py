@@ -1,0 +1,54 @@
+"""One request's way through the framework: what plugins may read of it, and where they leave what they found."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from epp.inference.request import Request
+from epp.scheduling.data import DataKey
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A number that a plugin wants counted: `family` without prefix, e.g. `prefix_indexer_hit_ratio`."""
+
+    family: str
+    value: float
+    plugin_name: str
+    plugin_type: str
+
+
+@dataclass(slots=True)
+class Cycle:
+    """One request on its way. Created at receipt, dropped after its end.
+
+    Attributes:
+        now_s: monotonic seconds of the decision. Plugins have no other clock.
+        rng: the only source of chance.
+        data: what producers published, by key.
+        state: private notes of a plugin from one hook to the next, by plugin name.
+        set_headers: request headers that plugins want set towards the model server.
+        response_headers: headers that plugins want added to the response.
+        notes: fallbacks taken and the like, for the decision record: plugin name to a short reason.
+        observations: numbers for the metrics page; handed over after each hook.
+    """
+
+    request: Request
+    now_s: float
+    rng: random.Random
+    data: dict[DataKey[Any], Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    set_headers: dict[str, str] = field(default_factory=dict)
+    response_headers: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    observations: list[Observation] = field(default_factory=list)
+
+    def publish(self, key: DataKey[T], value: T) -> None:
+        self.data[key] = value
+
+    def get(self, key: DataKey[T]) -> T | None:
+        """What a producer published under `key`; `None` when it did not run, failed, or had nothing to say."""
+        value: T | None = self.data.get(key)
+        return value

@@ -1,0 +1,185 @@
+"""The extension points, as a few verbs in the order of time.
+
+    process_request → screen → produce → admit → pick_profiles → filter → score → pick → process_results
+    → pre_request → response_headers → first_token → response_chunk → end
+
+A plugin is one class in one file under `epp/plugins/`. It derives from the roles it plays, names its type, and declares
+its parameters as a nested model; the registry finds it by looking. Hooks of one kind run in the order in which the
+configuration lists the plugins, except producers, which run after the producers they read from.
+
+Rules that the framework counts on: hooks do no I/O and never block; a scorer returns one float per candidate; a filter
+returns some of the candidates it was given; `end` comes exactly once for each `pre_request`, whatever happened between.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+from epp.ledger import Ledger, Outcome
+from epp.scheduling.candidates import Candidates
+from epp.scheduling.cycle import Cycle
+from epp.scheduling.data import DataKey, FloatArray
+from epp.scheduling.decision import Decision, Denial, ProfileResult
+
+
+class Parameters(BaseModel):
+    """Base of every plugin's parameters: camelCase in the file, unknown keys refused, no silent conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+
+
+class IgnoredParameters(Parameters):
+    """For plugins that take no parameters but, as the reference does, tolerate any."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, alias_generator=to_camel)
+
+
+class Stability(Enum):
+    BETA = "beta"
+    ALPHA = "alpha"
+    DEPRECATED = "deprecated"
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The shared objects that plugins may hold on to. Built once, in the composition root."""
+
+    ledger: Ledger
+
+
+class Plugin(ABC):
+    """One instance of one plugin type.
+
+    Class attributes:
+        plugin_type: what `type:` says in the configuration.
+        aliases: deprecated spellings of it.
+        parameters_model: validates `parameters:`.
+    """
+
+    plugin_type: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    stability: ClassVar[Stability] = Stability.BETA
+    parameters_model: ClassVar[type[Parameters]] = IgnoredParameters
+
+    def __init__(self, name: str, parameters: Any, services: Services) -> None:
+        self.name = name
+        self.services = services
+
+    @property
+    def consumes(self) -> Sequence[DataKey[Any]]:
+        """Data that must be produced before this plugin runs. Missing default producers are created."""
+        return ()
+
+    def dump_state(self) -> Mapping[str, Any] | None:
+        """For `/debug/plugins/state`: plain values; `None` when there is nothing to tell."""
+        return None
+
+    def not_ready(self) -> str | None:
+        """Why the picker is not ready on account of this plugin; `None` when it is."""
+        return None
+
+
+class RequestProcessor(Plugin):
+    @abstractmethod
+    def process_request(self, cycle: Cycle) -> Denial | None:
+        """Before admission: look at the request, leave attributes in `cycle.state`."""
+
+
+class Screener(Plugin):
+    @abstractmethod
+    def screen(self, cycle: Cycle, candidates: Candidates) -> Candidates:
+        """Cut down the whole pool before anything is produced. Results of several screeners are intersected."""
+
+
+class Producer(Plugin):
+    @property
+    @abstractmethod
+    def produces(self) -> Sequence[DataKey[Any]]:
+        """Keys that `produce` may publish."""
+
+    @abstractmethod
+    def produce(self, cycle: Cycle, candidates: Candidates) -> None:
+        """Publish data about the candidates. A raised exception costs this producer's data, never the request."""
+
+
+class Admitter(Plugin):
+    @abstractmethod
+    def admit(self, cycle: Cycle, candidates: Candidates) -> Denial | None:
+        """`None` lets the request through."""
+
+
+class SaturationDetector(Plugin):
+    @abstractmethod
+    def saturation(self, candidates: Candidates, now_s: float) -> float:
+        """Load over capacity of these endpoints: 1.0 and more is full."""
+
+
+class ProfileHandler(Plugin):
+    @abstractmethod
+    def pick_profiles(
+        self, cycle: Cycle, profiles: Sequence[str], results: Mapping[str, ProfileResult | None]
+    ) -> Sequence[str]:
+        """Names of the profiles to run next, given what ran before; empty ends the loop."""
+
+    @abstractmethod
+    def process_results(self, cycle: Cycle, results: Mapping[str, ProfileResult | None]) -> str | None:
+        """Name of the primary profile; `None` when no decision came out."""
+
+
+class Filter(Plugin):
+    @abstractmethod
+    def filter(self, cycle: Cycle, candidates: Candidates) -> Candidates:
+        """Some of the candidates."""
+
+    def drop_reason(self) -> str:
+        """For the decision record: why candidates are dropped, in a few words."""
+        return self.plugin_type
+
+
+class Scorer(Plugin):
+    @abstractmethod
+    def score(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
+        """One float per candidate, in [0, 1], higher is better. NaN counts as 0."""
+
+
+class Picker(Plugin):
+    @abstractmethod
+    def pick(self, cycle: Cycle, candidates: Candidates, totals: FloatArray) -> Sequence[int]:
+        """Snapshot rows, first choice first; at least one."""
+
+
+class PreRequest(Plugin):
+    @abstractmethod
+    def pre_request(self, cycle: Cycle, decision: Decision) -> None:
+        """After the choice, before the reply. May set request headers through `cycle.set_headers`."""
+
+
+class ResponseHeadersHook(Plugin):
+    @abstractmethod
+    def response_headers(
+        self, cycle: Cycle, decision: Decision, status: int | None, headers: Mapping[str, str], served: str | None
+    ) -> None:
+        """Once, with the response's headers. May add response headers through `cycle.response_headers`."""
+
+
+class FirstTokenHook(Plugin):
+    @abstractmethod
+    def first_token(self, cycle: Cycle, decision: Decision, at_s: float) -> None:
+        """Once, with the first byte of the response body."""
+
+
+class ResponseChunkHook(Plugin):
+    @abstractmethod
+    def response_chunk(self, cycle: Cycle, decision: Decision, data: bytes, at_s: float) -> None:
+        """With every chunk of the response. Costs CPU per output token: think twice."""
+
+
+class EndHook(Plugin):
+    @abstractmethod
+    def end(self, cycle: Cycle, decision: Decision, outcome: Outcome) -> None:
+        """Exactly once for each `pre_request`, however the request ended."""

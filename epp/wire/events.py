@@ -1,0 +1,152 @@
+"""What the conversation tells its owner (events), and what its owner tells it (routes and rejections)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class BodyMode(Enum):
+    """Envoy's body processing modes, with Envoy's numbers (`ProcessingMode.BodySendMode`)."""
+
+    NONE = 0
+    STREAMED = 1
+    BUFFERED = 2
+    BUFFERED_PARTIAL = 3
+    FULL_DUPLEX_STREAMED = 4
+
+
+class Headers:
+    """Headers of one message: lower-cased names, every value kept in order, lookups by the last one."""
+
+    __slots__ = ("_last", "_pairs")
+
+    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
+        self._pairs = tuple((name.lower(), value) for name, value in pairs)
+        self._last = dict(self._pairs)
+
+    def get(self, name: str) -> str | None:
+        return self._last.get(name)
+
+    def get_all(self, name: str) -> tuple[str, ...]:
+        return tuple(v for n, v in self._pairs if n == name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._last
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        return self._pairs
+
+    @property
+    def last_values(self) -> Mapping[str, str]:
+        """Name to last value."""
+        return self._last
+
+
+# --- events: from the conversation to its owner ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReady:
+    """All that will be known of the request before an answer is due. Answer with `route` or `reject`.
+
+    Attributes:
+        body: the whole body; `None` when the mode shows none (STREAMED, NONE, or a request without a body).
+            In BUFFERED_PARTIAL it may be cut: then `body_complete` is False.
+        subset: the addresses that the proxy limits the choice to; `None` when it sets no limit; empty when it allows
+            none. Entries are `ip` or `ip:port`, unvalidated.
+    """
+
+    headers: Headers
+    body: bytes | None
+    body_complete: bool
+    has_body: bool
+    subset: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseStarted:
+    """Response headers came. `status` is `:status`; `None` if it is missing or no number.
+
+    Attributes:
+        served_address: the server that really answered, by Envoy's word; `None` if Envoy does not say.
+        end_of_stream: no body follows.
+    """
+
+    status: int | None
+    headers: Headers
+    served_address: str | None
+    end_of_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseBody:
+    """Bytes of the response. They have been answered already, unless the owner asked to transform them."""
+
+    data: bytes
+    end_of_stream: bool
+
+
+class EndCause(Enum):
+    """How the exchange ended."""
+
+    NATURAL = "natural"  # the response was delivered whole, whatever its status
+    REJECTED = "rejected"  # we answered ourselves
+    CLIENT_GONE = "client_gone"  # the client (or Envoy on its behalf) left before the end
+    UPSTREAM_ERROR = "upstream_error"  # the model server never answered, or broke off
+    EVICTED = "evicted"  # we broke it off
+    LOST = "lost"  # Envoy or the connection died; nothing is known
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The exchange is over. Emitted exactly once, whatever happened."""
+
+    cause: EndCause
+
+
+Event = RequestReady | ResponseStarted | ResponseBody | Ended
+
+
+# --- answers: from the owner to the conversation --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Send the request on.
+
+    Attributes:
+        destination: `ip:port[,ip:port…]`; goes into the destination header and the `envoy.lb` metadata, identical.
+        set_headers: request headers to set; an entry overwrites. Never the client's own headers echoed.
+        remove_headers: request headers to strip, beyond those that the conversation always strips.
+        body: a replaced body, as parts in order; `None` leaves it as it came, byte for byte.
+        scores: `ip:port` to score, put into the metadata when given.
+        observe_response: the owner wants response events; without, response messages are answered and not looked at.
+    """
+
+    destination: str
+    set_headers: Mapping[str, str] = field(default_factory=dict)
+    remove_headers: Sequence[str] = ()
+    body: Sequence[bytes] | None = None
+    scores: Mapping[str, float] | None = None
+    observe_response: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Answer the client ourselves.
+
+    Attributes:
+        status: HTTP status.
+        body: JSON, already in the shape that the client's API uses.
+        headers: e.g. the reason header and Retry-After; content-type is set to JSON unless given.
+        details: a short machine-readable cause for Envoy's access log.
+    """
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    details: str = ""
