@@ -7,19 +7,9 @@ entries until its last stream has ended: when it comes back under the same id, w
 """
 
 from dataclasses import dataclass
-from enum import Enum
 
+from epp.endings import EndCause
 from epp.inference.request import Usage
-
-
-class EndCause(Enum):
-    """How a routed request ended."""
-
-    NATURAL = "natural"  # delivered whole, whatever its status
-    CLIENT_GONE = "client_gone"
-    UPSTREAM_ERROR = "upstream_error"
-    EVICTED = "evicted"
-    LOST = "lost"  # Envoy or the connection died; nothing is known
 
 
 @dataclass(frozen=True, slots=True)

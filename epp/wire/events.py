@@ -1,8 +1,10 @@
 """What the conversation tells its owner (events), and what its owner tells it (routes and rejections)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+from epp.endings import EndCause
 
 
 class BodyMode(Enum):
@@ -69,7 +71,7 @@ class RequestReady:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStarted:
-    """Response headers came. `status` is `:status`; `None` if it is missing or no number.
+    """Response headers came; answer with `respond`. `status` is `:status`; `None` if it is missing or no number.
 
     Attributes:
         served_address: the server that really answered, by Envoy's word; `None` if Envoy does not say.
@@ -84,21 +86,18 @@ class ResponseStarted:
 
 @dataclass(frozen=True, slots=True)
 class ResponseBody:
-    """Bytes of the response. They have been answered already, unless the owner asked to transform them."""
+    """Bytes of the response as the model server sent them. They have been answered already."""
 
     data: bytes
     end_of_stream: bool
 
 
-class EndCause(Enum):
-    """How the exchange ended."""
+@dataclass(frozen=True, slots=True)
+class BodyTooLarge:
+    """The request body passed the cap. Answer with `reject`; nothing more of it is kept."""
 
-    NATURAL = "natural"  # the response was delivered whole, whatever its status
-    REJECTED = "rejected"  # we answered ourselves
-    CLIENT_GONE = "client_gone"  # the client (or Envoy on its behalf) left before the end
-    UPSTREAM_ERROR = "upstream_error"  # the model server never answered, or broke off
-    EVICTED = "evicted"  # we broke it off
-    LOST = "lost"  # Envoy or the connection died; nothing is known
+    headers: Headers
+    limit_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class Ended:
     cause: EndCause
 
 
-Event = RequestReady | ResponseStarted | ResponseBody | Ended
+Event = RequestReady | BodyTooLarge | ResponseStarted | ResponseBody | Ended
 
 
 # --- answers: from the owner to the conversation --------------------------------------------------------------------
@@ -124,6 +123,8 @@ class Route:
         remove_headers: request headers to strip, beyond those that the conversation always strips.
         body: a replaced body, as parts in order; `None` leaves it as it came, byte for byte.
         scores: `ip:port` to score, put into the metadata when given.
+        rewrite_response: maps each piece of the response body (and whether it is the last) to what the client gets; an
+            empty result holds the piece back. `None`: bytes pass untouched. Applied only in modes that can replace.
         observe_response: the owner wants response events; without, response messages are answered and not looked at.
     """
 
@@ -132,6 +133,7 @@ class Route:
     remove_headers: Sequence[str] = ()
     body: Sequence[bytes] | None = None
     scores: Mapping[str, float] | None = None
+    rewrite_response: Callable[[bytes, bool], bytes] | None = None
     observe_response: bool = True
 
 
