@@ -34,7 +34,7 @@ class Endpoint:
     name: str
     host: str
     port: int
-    labels: Mapping[str, str] = field(default=_NO_LABELS, hash=False)
+    labels: Mapping[str, str] = field(default_factory=lambda: _NO_LABELS, hash=False)
     metrics_host: str | None = None
     metrics_port: int | None = None
 

@@ -58,7 +58,7 @@ def _column(values: list[float | None]) -> FloatArray:
     return array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
     """Live endpoints and their signals. Build with `Snapshot.build`; never mutated, shared by all who see it.
 
