@@ -183,3 +183,27 @@ class EndHook(Plugin):
     @abstractmethod
     def end(self, cycle: Cycle, decision: Decision, outcome: Outcome) -> None:
         """Exactly once for each `pre_request`, however the request ended."""
+
+
+class _Described(Plugin):
+    """A plugin that is only a description here: another room reads its `parameters` and does the work."""
+
+    def __init__(self, name: str, parameters: Any, services: Services) -> None:
+        super().__init__(name, parameters, services)
+        self.parameters = parameters
+
+
+class Parser(_Described):
+    """Stands for a parser of an API; its place in `requestHandler.parsers` is its precedence."""
+
+
+class DataSource(_Described):
+    """Where endpoint signals come from, e.g. the metrics page of each server."""
+
+
+class Extractor(_Described):
+    """What is read out of a data source's page."""
+
+
+class Discovery(_Described):
+    """Where the pool's endpoints come from."""
