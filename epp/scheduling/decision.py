@@ -67,14 +67,14 @@ class Denial:
     Attributes:
         code: `BadRequest`, `ResourceExhausted`, … : the error code that clients, logs and metrics see.
         status: HTTP status.
-        reason: value of the dropped-reason header, `None` for a plain client error.
+        reason: value of the dropped-reason header: one word for machines.
         retry_after_s: for 429 and 503.
     """
 
     code: str
     status: int
     message: str
-    reason: str | None = None
+    reason: str
     retry_after_s: int | None = None
 
     @staticmethod
@@ -87,8 +87,20 @@ class Denial:
 
     @staticmethod
     def bad_request(message: str) -> "Denial":
-        return Denial("BadRequest", 400, message)
+        return Denial("BadRequest", 400, message, "rejected-bad-request")
 
     @staticmethod
     def too_large(message: str) -> "Denial":
-        return Denial("PayloadTooLarge", 413, message)
+        return Denial("PayloadTooLarge", 413, message, "rejected-too-large")
+
+    @staticmethod
+    def too_slow(message: str) -> "Denial":
+        return Denial("RequestTimeout", 408, message, "rejected-too-slow")
+
+    @staticmethod
+    def precondition_failed(message: str) -> "Denial":
+        return Denial("PreconditionFailed", 412, message, "rejected-not-cached")
+
+    @staticmethod
+    def internal(message: str) -> "Denial":
+        return Denial("Internal", 500, message, "rejected-internal-error")
