@@ -1,0 +1,56 @@
+"""What `epp serve` can be told. Every field is a flag; names and defaults are llm-d's where it has the same thing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """
+    Attributes:
+        endpoints: `host:port,…`; `None` when the configuration names a discovery plugin.
+        host: address that all ports bind to.
+        grpc_port, grpc_health_port, metrics_port: 0 takes any free port.
+        grpc_socket: path of a Unix socket that serves ext_proc too.
+        cert_path: directory with `tls.crt` and `tls.key`; `None` makes a self-signed certificate at each start.
+        drain_timeout_s: how long streams are still accepted after SIGTERM, with readiness already off.
+        max_message_bytes: of one gRPC message that we receive.
+        max_request_body_bytes: of one request body, over all its messages; beyond it the answer is 413.
+        request_timeout_s: from a request's headers to the end of its body.
+        scrape_interval_s: between two reads of one endpoint's metrics page.
+        pool_gauges_interval_s: between two refreshes of our own pool gauges.
+        staleness_s: a scrape older than this does not count in pool gauges.
+        objectives: objective name to priority.
+        legacy_metrics: also write every family under its older name.
+        seed: of the random generator; `None` takes one from the operating system.
+        ports_file: where the ports really bound are written as JSON, once serving.
+    """
+
+    config_file: str | None = None
+    config_text: str | None = None
+    endpoints: str | None = None
+    pool_name: str = "epp"
+    host: str = "0.0.0.0"
+    grpc_port: int = 9002
+    grpc_health_port: int = 9003
+    metrics_port: int = 9090
+    grpc_socket: str | None = None
+    secure_serving: bool = True
+    cert_path: str | None = None
+    enable_cert_reload: bool = False
+    drain_timeout_s: float = 30.0
+    max_message_bytes: int = 32 * 2**20
+    max_request_body_bytes: int = 64 * 2**20
+    request_timeout_s: float = 60.0
+    scrape_interval_s: float = 0.05
+    pool_gauges_interval_s: float = 5.0
+    staleness_s: float = 2.0
+    use_subset: bool = True
+    emit_scores: bool = False
+    stream_metrics: bool = False
+    legacy_metrics: bool = True
+    objectives: Mapping[str, int] = field(default_factory=dict)
+    seed: int | None = None
+    ports_file: str | None = None
+    verbosity: int = 2
+    log_format: str = "json"
