@@ -27,7 +27,8 @@ examples:
 """
 
 _SERVE_DESCRIPTION = """\
-Run the picker. It serves ext_proc on --grpc-port, health on --grpc-health-port, metrics and debug pages on --metrics-port.
+Run the picker. It serves ext_proc on --grpc-port, health on --grpc-health-port, metrics and debug pages on
+--metrics-port.
 
 Which model servers there are comes from --endpoints, or from a discovery plugin in the configuration (file-discovery).
 How one is chosen comes from --config-file; without one the built-in configuration is used, which is llm-d's default:
@@ -238,8 +239,8 @@ def _add_demo(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help="see it work: Envoy, the picker and simulated model servers on loopback",
-        description="Start a real Envoy, the picker and a pool of simulated model servers on loopback, send mixed requests\n"
-        "through Envoy and print what happened. Everything it started is stopped at the end, or by Ctrl-C.",
+        description="Start a real Envoy, the picker and a pool of simulated model servers on loopback, send\n"
+        "mixed requests through Envoy and print what happened. Everything it started is stopped at the end, or by Ctrl-C.",
     )
     demo.set_defaults(run=_demo)
     demo.add_argument("--serve", action="store_true", help="keep running afterwards, and print a curl line to try")

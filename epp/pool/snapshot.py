@@ -100,6 +100,14 @@ class Snapshot:
         return {e.address: row for row, e in enumerate(self.endpoints)}
 
     @cached_property
+    def rows_by_host(self) -> Mapping[str, tuple[int, ...]]:
+        """Every row of a host: its ranks, or servers that share it."""
+        rows: dict[str, tuple[int, ...]] = {}
+        for row, endpoint in enumerate(self.endpoints):
+            rows[endpoint.host] = (*rows.get(endpoint.host, ()), row)
+        return rows
+
+    @cached_property
     def waiting_requests(self) -> FloatArray:
         return _column([s.waiting_requests for s in self.signals])
 
