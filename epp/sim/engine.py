@@ -1,0 +1,142 @@
+"""A continuous-batching inference engine in virtual time: what vLLM's scheduler does, without a model.
+
+The engine works in steps. A step starts as soon as there is work and the last one has ended; the scheduler says who
+computes how many tokens in it, and the step law how long that takes. At its end each sequence whose tokens are all
+computed has produced one more.
+
+Time is whatever the caller says it is. `submit`, `abort` and `advance` take seconds that never go back; chance comes
+from the `rng` given. So the engine runs behind a real HTTP server as well as in a lab that simulates hours in seconds.
+
+What always holds, and the tests check:
+
+1. KV blocks are conserved: free + held = total; an engine without requests holds none.
+2. No request is lost: each accepted one ends exactly once, with its last token or by `abort`.
+3. Each request's tokens come in order, each exactly once, as many as were asked for.
+4. Time is monotone: events come in order of time, never later than `advance` was asked for, never before the request.
+5. At most `max_sequences` requests run, and at most `max_waiting` more are in the engine: when every slot is taken, no
+   more than `max_waiting` wait.
+"""
+
+import heapq
+import random
+from dataclasses import replace
+from itertools import count
+
+from epp.sim.scheduler import Scheduler, Sequence, adapters_of
+from epp.sim.types import Admission, EngineConfig, EngineMetrics, SimRequest, TokenEvent
+
+
+class Engine:
+    """One engine. See the module's text for the rules; all times are seconds on the caller's clock."""
+
+    def __init__(self, config: EngineConfig, rng: random.Random) -> None:
+        self.config = config
+        self.slow_factor = 1.0  # every step takes this many times longer
+        self._rng = rng
+        self._totals = EngineMetrics()
+        self._scheduler = Scheduler(config, self._totals)
+        self._live: dict[str, Sequence] = {}
+        self._arriving: list[tuple[float, int, Sequence]] = []  # a heap by the time each is ready
+        self._arrivals = count()
+        self._step: list[tuple[Sequence, int]] | None = None  # the tokens now being computed, by sequence
+        self._step_end_s = 0.0
+
+    def submit(self, request: SimRequest, now_s: float) -> Admission:
+        """Take a request in, or say why not. Raises ValueError if its id is in the engine already."""
+        if request.id in self._live:
+            raise ValueError(f"request id {request.id!r} is already in the engine")
+        if request.prompt_tokens + request.output_tokens > self.config.longest_tokens:
+            return Admission.TOO_LONG
+        if len(self._live) >= self.config.max_sequences + self.config.max_waiting:
+            self._totals.rejected_total += 1
+            return Admission.QUEUE_FULL
+        sequence = Sequence(request)
+        self._live[request.id] = sequence
+        ready_s = now_s + self._rng.uniform(*self.config.overhead_ms) / 1000.0
+        heapq.heappush(self._arriving, (ready_s, next(self._arrivals), sequence))
+        return Admission.ACCEPTED
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request: its slot and blocks are free at once. False if it is not (or no longer) here."""
+        sequence = self._live.pop(request_id, None)
+        if sequence is None:
+            return False
+        self._totals.aborted_total += 1
+        self._scheduler.remove(sequence)  # one that still arrives is passed over when it is ready
+        return True
+
+    def next_event_s(self) -> float | None:
+        """When `advance` will next have something to do; `None` while the engine is empty."""
+        if self._step is not None:
+            return self._step_end_s
+        return self._arriving[0][0] if self._arriving else None
+
+    def advance(self, now_s: float) -> list[TokenEvent]:
+        """Run until `now_s` and return the tokens produced by then, in order of time."""
+        events: list[TokenEvent] = []
+        while True:
+            if self._step is not None:
+                if self._step_end_s > now_s:
+                    break
+                self._finish_step(events)
+                start_s = self._step_end_s
+            elif self._arriving and self._arriving[0][0] <= now_s:
+                start_s = self._arriving[0][0]
+            else:
+                break
+            self._arrive(start_s)
+            self._start_step(start_s)
+        self._arrive(now_s)
+        return events
+
+    def metrics(self) -> EngineMetrics:
+        """A copy of the counters, and the gauges as of the last `advance`."""
+        scheduler = self._scheduler
+        return replace(
+            self._totals,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_usage_ratio=scheduler.kv.usage_ratio,
+            running_adapters=adapters_of(scheduler.running),
+            waiting_adapters=adapters_of(scheduler.waiting),
+        )
+
+    # --- one step -----------------------------------------------------------------------------------------------
+
+    def _arrive(self, now_s: float) -> None:
+        while self._arriving and self._arriving[0][0] <= now_s:
+            sequence = heapq.heappop(self._arriving)[2]
+            if self._is_live(sequence):
+                self._scheduler.waiting.append(sequence)
+
+    def _is_live(self, sequence: Sequence) -> bool:
+        return self._live.get(sequence.request.id) is sequence
+
+    def _start_step(self, start_s: float) -> None:
+        work, prefill_tokens = self._scheduler.schedule()
+        if not work:
+            self._step = None
+            return
+        noise = self._rng.lognormvariate(0.0, self.config.noise_sigma)
+        step_ms = self.config.hardware.step_ms(prefill_tokens, len(work)) * noise * self.slow_factor
+        self._step = work
+        self._step_end_s = start_s + step_ms / 1000.0
+        self._totals.steps_total += 1
+
+    def _finish_step(self, events: list[TokenEvent]) -> None:
+        for sequence, tokens in self._step or ():
+            if not self._is_live(sequence):
+                continue
+            sequence.computed_tokens += tokens
+            if sequence.computed_tokens < sequence.tokens:
+                continue  # still in prefill
+            request = sequence.request
+            index = sequence.produced_tokens
+            sequence.produced_tokens += 1
+            last = sequence.produced_tokens == request.output_tokens
+            events.append(TokenEvent(request.id, self._step_end_s, index, last, sequence.cached_tokens or 0))
+            self._totals.generation_tokens_total += 1
+            if last:
+                del self._live[request.id]
+                self._scheduler.remove(sequence)
+                self._totals.finished_total += 1

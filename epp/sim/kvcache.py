@@ -1,0 +1,81 @@
+"""The KV cache of an engine: fixed-size blocks, shared by prefix, recycled least recently used first.
+
+A block is held by any number of sequences (its reference count) or is free. A free block keeps its content until it is
+handed out again: the free list is the cache. It is ordered by the time of release, and a sequence releases its last
+block first, so that the tail of a prefix is forgotten before its head. (vLLM's block pool works the same way.)
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class KvCache:
+    """`blocks` blocks, each either held (reference count > 0) or on the free list.
+
+    A block hash stands for the block's tokens *and all tokens before it*, so equal hashes mean equal prefixes.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self.total_blocks = blocks
+        self._references = [0] * blocks
+        self._hash_of: list[int | None] = [None] * blocks
+        self._block_of: dict[int, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(blocks))
+
+    @property
+    def free_blocks(self) -> int:
+        return len(self._free)
+
+    @property
+    def used_blocks(self) -> int:
+        return sum(1 for count in self._references if count)
+
+    @property
+    def usage_ratio(self) -> float:
+        """0..1; cached blocks that nobody holds count as free, as vLLM's `kv_cache_usage_perc` has it."""
+        return 1.0 - len(self._free) / self.total_blocks
+
+    def match(self, hashes: Sequence[int]) -> list[int]:
+        """The blocks that hold the longest cached prefix of `hashes`. Changes nothing."""
+        found = []
+        for block_hash in hashes:
+            block = self._block_of.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def hold(self, matched: Sequence[int], fresh: int) -> list[int] | None:
+        """Hold the `matched` blocks and `fresh` new ones; `None`, and nothing changed, when too few are free."""
+        references = self._references
+        revived = [block for block in matched if not references[block]]
+        if fresh > len(self._free) - len(revived):
+            return None
+        for block in revived:
+            del self._free[block]
+        for block in matched:
+            references[block] += 1
+        return [*matched, *(self._take() for _ in range(fresh))]
+
+    def publish(self, block: int, block_hash: int) -> None:
+        """Make a held block findable by its hash; of two blocks with equal content the first stays the known one."""
+        if block_hash not in self._block_of:
+            self._block_of[block_hash] = block
+            self._hash_of[block] = block_hash
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Let go of a sequence's blocks, given in the order of its tokens."""
+        references = self._references
+        for block in reversed(blocks):
+            references[block] -= 1
+            if not references[block]:
+                self._free[block] = None
+
+    def _take(self) -> int:
+        block, _ = self._free.popitem(last=False)
+        forgotten = self._hash_of[block]
+        if forgotten is not None:
+            del self._block_of[forgotten]
+            self._hash_of[block] = None
+        self._references[block] = 1
+        return block

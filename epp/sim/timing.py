@@ -1,0 +1,45 @@
+"""How long one engine step takes: the step law, and its constants for known hardware.
+
+An engine works in steps. Each step reads the whole model once (`base`), computes the prompt tokens scheduled into it
+that the prefix cache did not have (`per_prefill_token`), and advances every sequence in the batch (`per_sequence`):
+
+    step_ms = base_ms + prefill_token_us/1000 · uncached prefill tokens in step + sequence_us/1000 · sequences in step
+
+The law was fitted to public measurements of vLLM 0.11 (inference-perf, Llama 3.1 8B on one H100; 4.6 % error in
+sample). It leaves out the growth of attention with context length, so it flatters prompts beyond some 10,000 tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The constants of the step law for one model on one kind of machine."""
+
+    base_ms: float
+    prefill_token_us: float
+    sequence_us: float
+
+    def step_ms(self, prefill_tokens: int, sequences: int) -> float:
+        """Duration of one step without noise, in ms."""
+        return self.base_ms + (self.prefill_token_us * prefill_tokens + self.sequence_us * sequences) / 1000.0
+
+
+HARDWARE: Mapping[str, Hardware] = MappingProxyType(
+    {
+        "8b-h100": Hardware(base_ms=7.2, prefill_token_us=18.5, sequence_us=34.0),  # our fit, see above
+        "3b-h100": Hardware(base_ms=4.8, prefill_token_us=9.4, sequence_us=36.0),  # BLIS (inference-sim)
+        "14b-h100": Hardware(base_ms=13.6, prefill_token_us=39.4, sequence_us=27.0),  # BLIS
+        "8b-a100": Hardware(base_ms=11.8, prefill_token_us=59.0, sequence_us=34.0),  # scaled by bandwidth and FLOPs
+        "8b-l40s": Hardware(base_ms=27.9, prefill_token_us=51.0, sequence_us=34.0),  # scaled likewise
+        "70b-h100-tp4": Hardware(base_ms=12.6, prefill_token_us=76.0, sequence_us=67.0),  # BLIS
+    }
+)
+
+STEP_NOISE_SIGMA = 0.05
+"""Sigma of the lognormal factor on each step's duration."""
+
+API_OVERHEAD_MS = (16.0, 20.0)
+"""What HTTP, templates and tokenisation add to TTFT: uniform between these, in ms."""

@@ -1,0 +1,93 @@
+"""What goes into a simulated engine, and what comes out of it."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from epp.sim.timing import API_OVERHEAD_MS, HARDWARE, STEP_NOISE_SIGMA, Hardware
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine's size and speed.
+
+    Attributes:
+        max_batched_tokens: token budget of one step (vLLM: 2,048–8,192).
+        max_waiting: how many requests the engine takes beyond `max_sequences`; `submit` refuses more.
+        max_model_tokens: longest prompt and output together.
+        max_adapters: LoRA adapters that one batch may mix.
+        overhead_ms: bounds of the uniform delay between a request's arrival and its being ready to be scheduled.
+    """
+
+    hardware: Hardware = HARDWARE["8b-h100"]
+    max_sequences: int = 128
+    max_batched_tokens: int = 8192
+    max_waiting: int = 512
+    kv_blocks: int = 8192
+    block_tokens: int = 16
+    prefix_caching: bool = True
+    max_model_tokens: int = 131_072
+    max_adapters: int = 4
+    overhead_ms: tuple[float, float] = API_OVERHEAD_MS
+    noise_sigma: float = STEP_NOISE_SIGMA
+
+    @property
+    def longest_tokens(self) -> int:
+        """The longest prompt and output together that the engine takes."""
+        return min(self.max_model_tokens, self.kv_blocks * self.block_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SimRequest:
+    """What an engine knows of a request.
+
+    Attributes:
+        id: unique among the requests now in the engine.
+        prompt_tokens, output_tokens: at least 1 each.
+        block_hashes: one per *full* block of the prompt, each covering all tokens before it; may be empty.
+        adapter: LoRA adapter; `None` for the base model.
+    """
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    block_hashes: tuple[int, ...] = ()
+    adapter: str | None = None
+
+
+class Admission(Enum):
+    """The answer to `submit`."""
+
+    ACCEPTED = "accepted"
+    QUEUE_FULL = "queue_full"
+    TOO_LONG = "too_long"  # it could never fit
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One output token. `index` counts from 0; `cached_tokens` is how much of the prompt the prefix cache had."""
+
+    request_id: str
+    time_s: float
+    index: int
+    last: bool
+    cached_tokens: int
+
+
+@dataclass(slots=True)
+class EngineMetrics:
+    """The engine's counters since its start, and its gauges now. All `*_total` only grow."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage_ratio: float = 0.0
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    prefix_queries_total: int = 0  # tokens looked up
+    prefix_hits_total: int = 0  # tokens found
+    preemptions_total: int = 0
+    finished_total: int = 0
+    aborted_total: int = 0
+    rejected_total: int = 0
+    steps_total: int = 0
