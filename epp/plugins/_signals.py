@@ -1,0 +1,49 @@
+"""What scorers do with a server whose signals are unknown or old: it is neither favoured nor shunned.
+
+One rule for all of them. A value counts for `STALE_AFTER_S` after it was read. A server without a current value is
+given the mean of those that have one, so a server that was never scraped, or whose metrics page froze while it looked
+idle, is not the favourite. When no candidate has a current value, there is nothing to compare: all score `NEUTRAL`.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from epp.pool.snapshot import FloatArray
+from epp.scheduling.candidates import Candidates
+
+STALE_AFTER_S = 2.0
+"""Age up to which a scraped value is believed (the default of llm-d's metrics staleness threshold)."""
+
+NEUTRAL = 0.5
+
+
+def is_fresh(candidates: Candidates, now_s: float, stale_after_s: float = STALE_AFTER_S) -> npt.NDArray[np.bool_]:
+    """Per candidate, whether its metrics page was read recently enough."""
+    age_s = now_s - candidates.take(candidates.snapshot.scraped_at_s)
+    recent: npt.NDArray[np.bool_] = age_s <= stale_after_s  # NaN (never scraped) compares false
+    return recent
+
+
+def fresh(column: FloatArray, candidates: Candidates, now_s: float, stale_after_s: float = STALE_AFTER_S) -> FloatArray:
+    """A snapshot's column cut down to the candidates, NaN where it is unknown or too old."""
+    return np.where(is_fresh(candidates, now_s, stale_after_s), candidates.take(column), np.nan)
+
+
+def known_or_mean(values: FloatArray) -> FloatArray | None:
+    """Unknown (NaN) values replaced by the mean of the known ones; `None` when nothing is known."""
+    unknown = np.isnan(values)
+    if not unknown.any():
+        return values if values.size else None
+    if unknown.all():
+        return None
+    return np.where(unknown, values[~unknown].mean(), values)
+
+
+def neutral(candidates: Candidates) -> FloatArray:
+    return np.full(len(candidates), NEUTRAL)
+
+
+def lowest_is_best(values: FloatArray) -> FloatArray:
+    """1 for the lowest value, 0 for the highest, linear between; 1 for all when all are equal."""
+    low, high = values.min(), values.max()
+    return np.ones_like(values) if high == low else (high - values) / (high - low)
