@@ -14,12 +14,14 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
+from epp.problem import Problem
+
 _POLL_S = 0.02
 _STOP_TIMEOUT_S = 5.0
 
 
-class EnvoyError(Exception):
-    """Envoy is not installed, or refused to start. The message is one line for people."""
+class EnvoyError(Problem):
+    """Envoy is not installed, or did not start, or does not run."""
 
 
 def find_envoy() -> Path:

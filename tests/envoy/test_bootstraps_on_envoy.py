@@ -1,0 +1,330 @@
+"""What our bootstraps promise, on the real Envoy, with a picker that knows one answer and servers that do as told."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from recording_picker import RecordingPicker
+from scripted_server import CHUNKS, ScriptedServer, closed_address
+
+from epp.sim.bootstraps import render_bootstrap, write_eds
+from epp.sim.envoyproxy import EnvoyProxy
+
+pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("envoy_binary")]
+
+STREAM = b"".join(CHUNKS)
+DROPPED_REASON = "x-llm-d-request-dropped-reason"
+DESTINATION = "x-gateway-destination-endpoint"
+
+
+@dataclass
+class Rig:
+    """Envoy between a client, a recording picker and scripted servers; the picker's answer is all of them, in order."""
+
+    envoy: EnvoyProxy
+    client: aiohttp.ClientSession
+    picker: RecordingPicker
+    servers: list[ScriptedServer]
+
+    def ask(self, method: str = "POST", **options: Any) -> "aiohttp.client._RequestContextManager":
+        data = b'{"prompt": "x"}' if method == "POST" else None
+        return self.client.request(method, f"{self.envoy.url}/v1/completions", **{"data": data, **options})
+
+    @property
+    def asked(self) -> list[int]:
+        return [server.requests for server in self.servers]
+
+
+@asynccontextmanager
+async def rig(
+    bootstrap: str, behaviours: Sequence[str] = ("good",), *, picker_up: bool = True, **options: Any
+) -> AsyncIterator[Rig]:
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(ScriptedServer(behaviour)) for behaviour in behaviours]
+        addresses = [server.address for server in servers]
+        picker = await stack.enter_async_context(RecordingPicker(",".join(addresses)))
+        if not picker_up:
+            await picker.die()
+        config = render_bootstrap(
+            bootstrap, epp_address=picker.address, epp_tls=False, **{"endpoints": addresses, **options}
+        )
+        envoy = await stack.enter_async_context(EnvoyProxy(config))
+        client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)))
+        yield Rig(envoy, client, picker, servers)
+
+
+# --- where a request goes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_the_picked_server_answers_and_no_other(method: str) -> None:
+    async with rig("recommended", ["good", "good", "good"]) as r:
+        r.picker.destination = r.servers[1].address
+        for _ in range(6):
+            async with r.ask(method) as response:
+                assert (await response.json())["server"] == r.servers[1].address
+        assert r.asked == [0, 6, 0]
+
+
+@pytest.mark.parametrize("fault", ["busy", "reset"])
+async def test_the_next_address_answers_once_when_the_first_fails(fault: str) -> None:
+    async with rig("recommended", [fault, "good", "good"]) as r:
+        async with r.ask() as response:
+            assert response.status == 200
+        assert r.asked == [1, 1, 0]
+        assert (await r.picker.wait_for(0)).served == r.servers[1].address
+
+
+async def test_the_next_address_answers_once_when_the_first_is_closed() -> None:
+    closed = closed_address()
+    async with (
+        rig("recommended", ["good", "good"]) as r,
+        EnvoyProxy(
+            render_bootstrap(
+                epp_address=r.picker.address, epp_tls=False, endpoints=[closed, *(s.address for s in r.servers)]
+            )
+        ) as envoy,
+    ):
+        r.picker.destination = f"{closed},{r.servers[0].address}"
+        async with r.client.post(f"{envoy.url}/v1/completions", data=b"{}") as response:
+            assert response.status == 200
+        assert r.asked == [1, 0]
+        assert (await r.picker.wait_for(0)).served == r.servers[0].address
+
+
+async def test_no_server_is_asked_twice_when_the_list_is_used_up() -> None:
+    async with rig("recommended", ["busy", "good", "good"]) as r:
+        r.picker.destination = r.servers[0].address
+        for _ in range(8):
+            async with r.ask() as response:
+                assert response.status == 200
+        assert r.asked[0] == 8
+        assert sum(r.asked[1:]) == 8
+
+
+async def test_nothing_is_repeated_after_the_first_byte() -> None:
+    async with rig("recommended", ["breaks", "good"]) as r:
+        async with r.ask() as response:
+            assert await response.content.readany() == CHUNKS[0]
+            r.servers[0].go_on.set()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.read()
+        assert r.asked == [1, 0]
+
+
+async def test_the_last_answer_of_a_pool_that_is_busy_throughout_is_passed_on() -> None:
+    async with rig("recommended", ["busy", "busy"]) as r, r.ask() as response:
+        assert (response.status, await response.json()) == (503, {"error": "full"})
+
+
+async def test_an_address_outside_the_pool_is_never_reached() -> None:
+    async with ScriptedServer() as stranger, rig("recommended") as r:
+        r.picker.destination = stranger.address
+        async with r.ask() as response:
+            assert (await response.json())["server"] == r.servers[0].address
+        assert stranger.requests == 0
+
+
+@pytest.mark.parametrize("picker_up", [True, False])
+async def test_a_client_cannot_steer(picker_up: bool) -> None:
+    async with rig("recommended", picker_up=picker_up) as r:
+        spoofed = {DESTINATION: "10.9.9.9:1", "x-prefiller-host-port": "10.9.9.9:1"}
+        async with r.ask(headers=spoofed) as response:
+            assert response.status == 200
+        (seen,) = [headers for server in r.servers for headers in server.headers]
+        assert "10.9.9.9:1" not in seen.values()
+
+
+async def test_members_come_and_go_with_the_file(tmp_path: Path) -> None:
+    pool = tmp_path / "pool.json"
+    async with ScriptedServer() as first, ScriptedServer() as second:
+        write_eds(pool, [first.address])
+        async with rig("recommended", eds_path=pool) as r:
+            r.picker.destination = second.address
+            async with r.ask() as response:
+                assert (await response.json())["server"] == first.address
+            write_eds(pool, [second.address])
+            for _ in range(250):
+                async with r.ask() as response:
+                    if (await response.json())["server"] == second.address:
+                        break
+                await asyncio.sleep(0.02)
+            assert second.requests == 1
+
+
+async def test_the_picker_may_serve_on_several_addresses() -> None:
+    async with RecordingPicker() as second, rig("recommended") as r:
+        second.destination = r.servers[0].address
+        both = [r.picker.address, second.address]
+        config = render_bootstrap(epp_address=both, epp_tls=False, endpoints=[r.servers[0].address])
+        async with EnvoyProxy(config) as envoy:
+            for _ in range(4):
+                async with r.client.get(envoy.url) as response:
+                    assert response.status == 200
+        assert len(r.picker.exchanges) + len(second.exchanges) == 4
+        assert r.picker.exchanges
+        assert second.exchanges
+
+
+# --- what the picker is shown -------------------------------------------------------------------------------------
+
+RECOMMENDED_RESPONSE = ["response_headers", "response_body", "response_body.end"]
+SHOWN = {
+    ("recommended", "GET"): ["request_headers.end", *RECOMMENDED_RESPONSE],
+    ("recommended", "POST"): ["request_headers", "request_body.end", *RECOMMENDED_RESPONSE],
+    ("gateway", "GET"): ["request_headers.end", *RECOMMENDED_RESPONSE],
+    ("gateway", "POST"): ["request_headers", "request_body", "request_body.end", *RECOMMENDED_RESPONSE],
+}
+
+
+@pytest.mark.parametrize(("bootstrap", "method"), list(SHOWN))
+async def test_the_picker_sees_the_whole_exchange_in_order(bootstrap: str, method: str) -> None:
+    async with rig(bootstrap, ["stream"]) as r:
+        async with r.ask(method) as response:
+            assert await response.content.readany() == CHUNKS[0]  # before the server has said more
+            r.servers[0].go_on.set()
+            assert CHUNKS[0] + await response.read() == STREAM
+        exchange = await r.picker.wait_for(0)
+        assert exchange.kinds == SHOWN[bootstrap, method]
+        assert exchange.body("response_body") == STREAM
+        if method == "POST":
+            assert exchange.body("request_body") == b'{"prompt": "x"}'
+        assert exchange.served == (r.servers[0].address if bootstrap == "recommended" else None)
+
+
+@pytest.mark.parametrize("bootstrap", ["recommended", "gateway"])
+async def test_a_client_that_leaves_ends_the_stream_without_an_end_of_the_response(bootstrap: str) -> None:
+    async with rig(bootstrap, ["stream"]) as r:
+        async with r.ask() as response:
+            await response.content.readany()
+            response.close()
+        exchange = await r.picker.wait_for(0)
+        assert exchange.kinds[-1] == "response_body"
+        await asyncio.wait_for(r.servers[0].aborted.wait(), 10)
+
+
+@pytest.mark.parametrize("bootstrap", ["recommended", "gateway"])
+async def test_a_client_that_leaves_before_the_response_ends_the_stream(bootstrap: str) -> None:
+    async with rig(bootstrap, ["mute"]) as r:
+        asking = asyncio.ensure_future(r.ask().__aenter__())
+        await asyncio.wait_for(r.servers[0].arrived.wait(), 10)
+        asking.cancel()
+        exchange = await r.picker.wait_for(0)
+        assert not exchange.of_kind("response_headers")
+        await asyncio.wait_for(r.servers[0].aborted.wait(), 10)
+
+
+@pytest.mark.parametrize("bootstrap", ["recommended", "gateway"])
+async def test_a_server_that_breaks_off_is_a_response_without_an_end(bootstrap: str) -> None:
+    async with rig(bootstrap, ["breaks"]) as r:
+        async with r.ask() as response:
+            await response.content.readany()
+            r.servers[0].go_on.set()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.read()
+        exchange = await r.picker.wait_for(0)
+        assert "response_body.end" not in exchange.kinds
+
+
+@pytest.mark.parametrize("bootstrap", ["recommended", "gateway"])
+async def test_a_long_body_arrives_whole(bootstrap: str) -> None:
+    body = bytes(range(256)) * 20_000  # 5 MB
+    async with rig(bootstrap) as r:
+        async with r.ask(data=body) as response:
+            assert (await response.json())["bytes"] == len(body)
+        assert (await r.picker.wait_for(0)).body("request_body") == body
+
+
+async def test_a_long_body_can_be_repeated_at_the_next_address() -> None:
+    async with rig("recommended", ["busy", "good"]) as r:
+        async with r.ask(data=b"x" * 5_000_000) as response:
+            assert (await response.json())["bytes"] == 5_000_000
+        assert r.asked == [1, 1]
+
+
+# --- when the picker fails ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_recommended_fails_open_when_the_picker_is_down(method: str) -> None:
+    async with rig("recommended", ["good", "good"], picker_up=False, fail_open=True) as r:
+        for _ in range(20):
+            async with r.ask(method) as response:
+                assert response.status == 200
+        assert sum(r.asked) == 20
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_recommended_fails_closed_when_the_picker_is_down(method: str) -> None:
+    async with rig("recommended", picker_up=False, fail_open=False) as r:
+        async with r.ask(method, headers={DESTINATION: r.servers[0].address}) as response:
+            assert response.status == 503
+            assert response.headers[DROPPED_REASON] == "picker-unavailable"
+            assert (await response.json())["error"]["code"] == 503
+        assert r.asked == [0]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("fail_open", [True, False])
+async def test_recommended_does_not_wait_for_a_silent_picker(method: str, fail_open: bool) -> None:
+    async with rig("recommended", fail_open=fail_open, ext_proc={"message_timeout": "0.2s"}) as r:
+        r.picker.silent = True
+        async with r.ask(method) as response:
+            assert response.status == (200 if fail_open else 503)
+
+
+@pytest.mark.parametrize("fail_open", [True, False])
+async def test_recommended_completes_a_response_whose_picker_dies(fail_open: bool) -> None:
+    async with rig("recommended", ["stream"], fail_open=fail_open) as r, r.ask() as response:
+        first = await response.content.readany()
+        await r.picker.die()
+        r.servers[0].go_on.set()
+        assert first + await response.read() == STREAM
+
+
+@pytest.mark.parametrize("fail_open", [True, False])
+async def test_gateway_cuts_a_response_whose_picker_dies(fail_open: bool) -> None:
+    async with rig("gateway", ["stream"], fail_open=fail_open) as r, r.ask() as response:
+        await response.content.readany()
+        await r.picker.die()
+        r.servers[0].go_on.set()
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+
+
+@pytest.mark.parametrize(
+    ("fail_open", "method", "status"),
+    [(False, "GET", 500), (False, "POST", 500), (True, "GET", 503), (True, "POST", 500)],
+)
+async def test_gateway_cannot_serve_without_its_picker(fail_open: bool, method: str, status: int) -> None:
+    async with rig("gateway", picker_up=False, fail_open=fail_open) as r:
+        async with r.ask(method) as response:
+            assert response.status == status
+        assert r.asked == [0]
+
+
+# --- Envoy's own errors -------------------------------------------------------------------------------------------
+
+
+async def test_a_body_beyond_the_limit_is_refused_in_json() -> None:
+    async with rig("recommended") as r:
+        async with r.ask(data=b"x" * 33_000_001) as response:
+            assert response.status == 413
+            assert response.headers[DROPPED_REASON] == "rejected-too-large"
+            assert json.loads(await response.read())["error"]["code"] == 413
+        exchange = await r.picker.wait_for(0)
+        assert exchange.kinds[:2] == ["request_headers", "response_headers"]  # an answer without a request body
+
+
+@pytest.mark.parametrize(("endpoints", "reason"), [([], "rejected-no-endpoints"), (["closed"], "upstream-failed")])
+async def test_an_unreachable_pool_is_told_in_json(endpoints: list[str], reason: str) -> None:
+    addresses = [closed_address() for _ in endpoints]
+    async with rig("recommended", endpoints=addresses) as r, r.ask() as response:
+        assert (response.status, response.headers[DROPPED_REASON]) == (503, reason)
+        assert (await response.json())["error"]["code"] == 503
