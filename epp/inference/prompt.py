@@ -1,0 +1,132 @@
+"""Building a prompt: text and media in the order in which a chat template would write them.
+
+What is built is not the engine's exact rendering, which only the engine knows. It has two properties that matter:
+equal prompts give equal parts, and prompts that share a beginning there share one here. So only what a template can
+see goes in, text without separators, tools and tool calls as JSON in the client's order of keys.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+
+from xxhash import xxh64_hexdigest
+
+from epp.inference.jsonbytes import dumps, utf8
+from epp.inference.media import media_in
+from epp.inference.request import Media, Prompt
+
+_TEXT_KEYS = ("text", "thinking", "refusal")
+_TEXT_TYPES = ("text", "input_text", "output_text", "summary_text", "thinking", "refusal")
+
+
+class PromptBuilder:
+    """Collects the parts of one prompt. Whatever has an unexpected shape is skipped or hashed, never an error."""
+
+    __slots__ = ("_parts", "_run")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes | Media] = []
+        self._run: list[bytes] = []  # text since the last medium
+
+    def text(self, value: object) -> None:
+        """Add a string; anything else is nothing."""
+        if isinstance(value, str) and value:
+            self._run.append(utf8(value))
+
+    def json(self, value: object) -> None:
+        """Add a list or object as JSON; an empty or missing one is nothing."""
+        if value:
+            self._run.append(dumps(value))
+
+    def digest(self, value: object) -> None:
+        """Add something not understood: a short hash tells it from others without counting its size as tokens."""
+        self._run.append(xxh64_hexdigest(dumps(value)).encode())
+
+    def media(self, medium: Media) -> None:
+        if self._run:
+            self._parts.append(b"".join(self._run))
+            self._run.clear()
+        self._parts.append(medium)
+
+    def content(self, value: object, *, nested: bool = False) -> None:
+        """Add a message's content: a string, one block, or a list of blocks. Blocks nest one level (tool results)."""
+        if isinstance(value, list):
+            for block in value:
+                self._block(block, nested)
+        else:
+            self._block(value, nested)
+
+    def _block(self, block: object, nested: bool) -> None:
+        if block is None:
+            return
+        if isinstance(block, str):
+            self.text(block)
+            return
+        if not isinstance(block, dict):
+            self.digest(block)
+            return
+        for key in _TEXT_KEYS:
+            text = block.get(key)
+            if isinstance(text, str) and text:
+                self.text(text)
+                return
+        medium = media_in(block)
+        if medium is not None:
+            self.media(medium)
+            return
+        source = block.get("source")
+        if block.get("type") == "tool_use":
+            self.text(block.get("id"))
+            self.text(block.get("name"))
+            self.json(block.get("input"))
+        elif block.get("content") is not None and not nested:
+            self.content(block["content"], nested=True)
+        elif isinstance(source, dict) and source.get("type") == "text":  # a plain-text document
+            self.text(source.get("data"))
+        elif block.get("type") not in _TEXT_TYPES:
+            self.digest(block)
+
+    def build(self) -> tuple[Prompt, ...]:
+        """The prompt alone in a tuple; an empty tuple if nothing was added."""
+        if self._run:
+            self._parts.append(b"".join(self._run))
+            self._run.clear()
+        return (Prompt(tuple(self._parts)),) if self._parts else ()
+
+
+def text_or_tokens(value: object) -> tuple[Prompt, ...]:
+    """Prompts from a string, a list of strings, token ids, or a list of any of these; what is neither is skipped."""
+    if isinstance(value, str):
+        return (Prompt((utf8(value),)),) if value else ()
+    if not isinstance(value, list) or not value:
+        return ()
+    if isinstance(value[0], int):
+        return token_prompt(value)
+    prompts: list[Prompt] = []
+    for entry in value:
+        if isinstance(entry, str):
+            prompts += text_or_tokens(entry)
+        elif isinstance(entry, list):
+            prompts += token_prompt(entry)
+    return tuple(prompts)
+
+
+def token_prompt(ids: object) -> tuple[Prompt, ...]:
+    """A prompt of token ids; an empty tuple unless every one is a whole number that fits uint32."""
+    packed = pack_tokens(ids) if isinstance(ids, list) else None
+    return (Prompt((packed,), exact=True),) if packed else ()
+
+
+def pack_tokens(ids: Sequence[object]) -> bytes | None:
+    """Token ids as little-endian uint32; `None` if one is no such number."""
+    try:
+        return struct.pack(f"<{len(ids)}I", *ids)
+    except struct.error:
+        return None
+
+
+def string_of(body: Mapping[str, object], key: str) -> str | None:
+    """A non-empty string field, made encodable as UTF-8 if the client put lone surrogates into it."""
+    value = body.get(key)
+    if not isinstance(value, str) or not value:
+        return None
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
