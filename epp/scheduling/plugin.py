@@ -28,7 +28,10 @@ from epp.scheduling.decision import Decision, Denial, ProfileResult
 
 
 class Parameters(BaseModel):
-    """Base of every plugin's parameters: camelCase in the file, unknown keys refused, no silent conversions."""
+    """Base of every plugin's parameters: camelCase in the file, unknown keys refused, no silent conversions.
+
+    Who sets a field whose description starts with "Deprecated" or "Ignored" is told so.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
 
