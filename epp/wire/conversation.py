@@ -1,0 +1,436 @@
+"""One ext_proc stream, without its I/O: Envoy's messages in; events and replies out.
+
+The transport feeds each message to `receive`, sends the replies in order and hands the events to the owner. The owner
+answers `RequestReady` with `route` or `reject`, and `ResponseStarted` with `respond`, at once or later; each gives
+replies to send. When the stream ends, however it ends, the transport calls `closed`.
+
+    conversation.receive(message) -> events, replies
+    conversation.route(route)     -> replies
+    conversation.respond({})      -> replies
+    conversation.closed()         -> events
+
+What each message means stands in `table`; this file carries it out. While an answer of the owner is due in a direction,
+replies to later messages of that direction are held back behind it, so replies are always in Envoy's order.
+
+**How an exchange ends**, by what can be seen of it. `Ended` comes exactly once, and is the last event.
+
+* NATURAL: the last byte of the response (or its trailers) was seen. Where Envoy does not show the rest of the response
+  (mode NONE, or trailers and cut bodies in the buffered modes), it half-closes the stream when it is through: that
+  counts. So does a half-close after a routed request whose response mode is NONE, before any response: Envoy then
+  shows no response at all. A client that leaves in this blind spot looks the same.
+* UPSTREAM_ERROR: the same, but Envoy made the response itself in place of a server that did not answer: 502, 503 or
+  504, without the `x-envoy-upstream-service-time` that Envoy puts on what a server sent.
+* REJECTED, EVICTED: we answered the client, before or after the request was routed.
+* CLIENT_GONE: the stream ended before any of these, or Envoy answered the client before the request was routed. A
+  server that breaks off in mid-response looks the same: Envoy resets its client and says no more.
+* LOST: the transport died.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, NamedTuple
+
+from epp.endings import EndCause
+from epp.wire import replies, table
+from epp.wire.codec import Message, Modes, ProtocolError, decode
+from epp.wire.events import (
+    BodyMode,
+    BodyTooLarge,
+    Ended,
+    Event,
+    Headers,
+    Rejection,
+    RequestReady,
+    ResponseBody,
+    ResponseStarted,
+    Route,
+)
+from epp.wire.table import Action, Kind, Rows, Side, State
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one exchange may hold.
+
+    Attributes:
+        max_request_body_bytes: beyond it, `BodyTooLarge`.
+        max_headers: beyond it, `ProtocolError`. Envoy itself allows 100 by default.
+    """
+
+    max_request_body_bytes: int = 32 * 1024 * 1024
+    max_headers: int = 1_000
+
+
+class Phase(Enum):
+    """What is being waited for, and so what a deadline would be about."""
+
+    REQUEST = "request"  # the rest of the request
+    DECISION = "decision"  # `route` or `reject`
+    RESPONSE = "response"  # the response headers
+    STREAMING = "streaming"  # the rest of the response
+    OVER = "over"  # nothing
+
+
+class Step(NamedTuple):
+    events: list[Event]
+    replies: list[bytes]
+
+
+# Statuses that Envoy gives when the server behind it does not answer.
+_GATEWAY_ERRORS = (502, 503, 504)
+_SERVER_TIME = "x-envoy-upstream-service-time"
+
+
+class _Direction:
+    """How far one direction is read, and the replies that wait for the owner's answer."""
+
+    __slots__ = ("_rows", "_side", "held", "owed", "state")
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+        self._rows: Rows = {}
+        self.state = State.START
+        self.owed = False  # the owner's answer is due, and goes first
+        self.held: list[bytes] = []
+
+    def follow(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def advance(self, kind: Kind) -> Action:
+        try:
+            action, self.state = self._rows[self.state, kind]
+        except KeyError:
+            raise ProtocolError(f"{self._side.value} {kind.value} in state {self.state.value}") from None
+        return action
+
+    def settle(self, answer: list[bytes]) -> list[bytes]:
+        """The owner's answer, and what waited behind it."""
+        self.owed = False
+        messages, self.held = answer + self.held, []
+        return messages
+
+
+class Conversation:
+    """One ext_proc stream: one HTTP request and its response."""
+
+    def __init__(self, limits: Limits = Limits()) -> None:
+        self._limits = limits
+        self._modes: Modes | None = None  # known with the first message
+        self._request = _Direction(Side.REQUEST)
+        self._response = _Direction(Side.RESPONSE)
+
+        self._headers = Headers(())
+        self._subset: tuple[str, ...] | None = None
+        self._chunks: list[bytes] = []
+        self._kept_bytes = 0
+        self._overflowed = False
+        self._ready: RequestReady | None = None
+        self._ready_at = Kind.HEADERS  # the part that `route` replies to
+
+        self._routed = False
+        self._observe = True
+        self._rewrite: Callable[[bytes, bool], bytes] | None = None
+        self._response_status: int | None = None
+        self._response_headers = Headers(())
+
+        self._answered: EndCause | None = None  # we answered the client ourselves
+        self._ended = False
+        self._closed = False
+
+    # --- for the transport -------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> Step:
+        """Take one serialized `ProcessingRequest`. Once the conversation has finished, messages are ignored.
+
+        Raises:
+            ProtocolError: it cannot be read, or cannot come here. End the stream, and call `closed(broken=True)`.
+        """
+        step = Step([], [])
+        if self.finished:
+            return step
+        message = decode(data, self._limits.max_headers)
+        if self._modes is None:
+            self._modes = message.modes()
+            self._request.follow(table.REQUEST[self._modes.request])
+            self._response.follow(table.RESPONSE[self._modes.response])
+        if message.side is Side.REQUEST and not self._routed:
+            self._note(message)
+        direction = self._request if message.side is Side.REQUEST else self._response
+        action = direction.advance(message.kind)
+        self._PERFORM[action](self, message, step)
+        if self._response.state is State.DONE:
+            self._end(step.events, self._delivered())
+        if self._observing:
+            step.replies.clear()
+        return step
+
+    def closed(self, *, cancelled: bool = False, broken: bool = False) -> list[Event]:
+        """The stream is over. To be called at the end of every stream, ended by whom it may be; harmless when repeated.
+
+        Args:
+            cancelled: Envoy reset the stream.
+            broken: the transport failed, or the protocol; nothing is known. Neither: Envoy half-closed the stream, or
+                we ended it because the conversation had finished.
+        """
+        self._closed = True
+        events: list[Event] = []
+        if self._answered is not None:
+            cause = self._answered
+        elif broken:
+            cause = EndCause.LOST
+        elif not cancelled and self._rest_is_unseen():
+            cause = self._delivered()
+        else:
+            cause = EndCause.CLIENT_GONE
+        self._end(events, cause)
+        return events
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will be sent: the transport may end the stream with OK."""
+        if self._closed or self._answered is not None:
+            return True
+        return self._response.state is State.DONE and not self._response.owed
+
+    @property
+    def phase(self) -> Phase:
+        """What the exchange waits for."""
+        if self.finished:
+            return Phase.OVER
+        if self._response.state is not State.START:
+            return Phase.STREAMING
+        if self._request.owed:
+            return Phase.DECISION
+        return Phase.RESPONSE if self._routed else Phase.REQUEST
+
+    # --- for the owner -----------------------------------------------------------------------------------------------
+
+    def route(self, route: Route) -> list[bytes]:
+        """Answer `RequestReady`. Nothing to send if it comes too late, for Envoy has answered or gone meanwhile.
+
+        A new body is put in place only where the old one was shown whole.
+
+        Raises:
+            RuntimeError: no request waits for a route.
+        """
+        if self._ended or self.finished:
+            return []
+        if self._modes is None or self._ready is None or self._overflowed:
+            raise RuntimeError("no request waits for a route")
+        mode, kind, ready = self._modes.request, self._ready_at, self._ready
+        self._ready = None
+        self._routed = True
+        self._observe = route.observe_response
+        if self._observing:
+            return []
+        self._rewrite = route.rewrite_response
+        body = ready.body
+        new_body = route.body if body is not None and ready.body_complete else None
+        if mode is not BodyMode.FULL_DUPLEX_STREAMED:
+            return self._request.settle([replies.route(route, mode, kind, self._headers, new_body)])
+        answer = [replies.route(route, mode, Kind.HEADERS, self._headers, new_body)]
+        if body is not None:
+            has_trailers = kind is Kind.TRAILERS
+            parts = new_body if new_body is not None else [body]
+            answer += replies.streamed_body(Side.REQUEST, parts, end=not has_trailers)
+            if has_trailers:
+                answer.append(replies.empty(Side.REQUEST, Kind.TRAILERS))
+        return self._request.settle(answer)
+
+    def reject(self, rejection: Rejection) -> list[bytes]:
+        """Answer the client ourselves: in place of a route, or at any time before the end to break the exchange off.
+
+        Once the response has begun to flow, the client sees it cut off. Nothing to send if there is nobody left to
+        answer, or Envoy takes no answers.
+        """
+        if self._ended or self.finished or self._observing:
+            return []
+        self._answered = EndCause.EVICTED if self._routed else EndCause.REJECTED
+        self._ready = None
+        self._chunks.clear()
+        self._request.settle([])
+        self._response.settle([])
+        return [replies.immediate(rejection, replies.is_grpc(self._headers))]
+
+    def respond(self, set_headers: Mapping[str, str]) -> list[bytes]:
+        """Answer `ResponseStarted` with response headers to set. Nothing to send if it comes too late.
+
+        Raises:
+            RuntimeError: no response waits for it.
+        """
+        if self.finished or self._observing:
+            return []
+        if self._modes is None or not self._response.owed:
+            raise RuntimeError("no response waits to be answered")
+        drops_length = (
+            self._rewrite is not None
+            and self._modes.response not in (BodyMode.BUFFERED, BodyMode.NONE)
+            and self._response.state is not State.DONE
+            and "content-length" in self._response_headers
+        )
+        return self._response.settle([replies.response_headers(set_headers, drops_length)])
+
+    # --- the actions of the table ------------------------------------------------------------------------------------
+
+    def _wait(self, message: Message, step: Step) -> None:
+        pass
+
+    def _acknowledge(self, message: Message, step: Step) -> None:
+        self._send(message.side, [replies.empty(message.side, message.kind)], step)
+
+    def _keep(self, message: Message, step: Step) -> None:
+        if self._fits(message, step):
+            self._chunks.append(message.body)
+
+    def _hand_over(self, message: Message, step: Step) -> None:
+        self._keep(message, step)
+        if self._overflowed:
+            return
+        kind = message.kind
+        body_shown = kind in (Kind.BODY, Kind.BODY_END, Kind.TRAILERS)
+        has_body = body_shown or kind is Kind.HEADERS
+        cut = self._mode(Side.REQUEST) is BodyMode.BUFFERED_PARTIAL and kind is Kind.BODY
+        self._ready_at = kind
+        self._ready = RequestReady(
+            headers=self._headers,
+            body=b"".join(self._chunks) if body_shown else None,
+            body_complete=(body_shown and not cut) or not has_body,
+            has_body=has_body,
+            subset=self._subset,
+        )
+        self._chunks.clear()
+        self._await_decision(self._ready, step)
+
+    def _start_response(self, message: Message, step: Step) -> None:
+        if self._request.state is not State.START and not self._routed:
+            # Envoy answers the client itself, say for a request that took too long to come. There is nothing left to
+            # decide, but the response still runs through us.
+            self._request.settle([])
+            self._ready = None
+            self._observe = False
+            self._end(step.events, EndCause.CLIENT_GONE)
+        headers = message.headers or Headers(())
+        self._response_headers = headers
+        status = headers.get(":status") or ""
+        self._response_status = int(status) if status.isascii() and status.isdigit() and len(status) < 4 else None
+        if not self._observe:
+            self._acknowledge(message, step)
+            return
+        self._response.owed = not self._observing
+        end = message.kind is Kind.HEADERS_END
+        self._emit(ResponseStarted(self._response_status, headers, message.served_address(), end), step)
+
+    def _echo(self, message: Message, step: Step) -> None:
+        data, end = message.body, message.kind is Kind.BODY_END
+        if message.side is Side.RESPONSE:
+            data = self._rewritten(data, end)
+            self._tell(message, step)
+        elif self._request.owed and not self._fits(message, step):
+            return
+        self._send(message.side, replies.streamed_body(message.side, [data], end), step)
+
+    def _flush(self, message: Message, step: Step) -> None:
+        rest = self._rewritten(b"", True)
+        self._send(message.side, replies.streamed_body(message.side, [rest], end=False), step)
+        self._acknowledge(message, step)
+
+    def _pass_chunk(self, message: Message, step: Step) -> None:
+        data = self._rewritten(message.body, message.kind is Kind.BODY_END)
+        if data == message.body:
+            self._acknowledge(message, step)
+        else:
+            self._send(message.side, [replies.replaced_chunk(data)], step)
+        self._tell(message, step)
+
+    def _pass_whole(self, message: Message, step: Step) -> None:
+        data = self._rewritten(message.body, True)
+        if data == message.body:
+            self._acknowledge(message, step)
+        else:
+            self._send(message.side, [replies.replaced_body(data, self._mode(message.side))], step)
+        self._tell(message, step)
+
+    # --- what the actions share --------------------------------------------------------------------------------------
+
+    @property
+    def _observing(self) -> bool:
+        return self._modes is not None and self._modes.observing
+
+    def _mode(self, side: Side) -> BodyMode:
+        assert self._modes is not None  # known before any action
+        return self._modes.request if side is Side.REQUEST else self._modes.response
+
+    def _note(self, message: Message) -> None:
+        """Remember what a part of the request says beside its bytes."""
+        if message.headers is not None:
+            self._headers = message.headers
+        subset = message.subset()
+        if subset is not None:
+            self._subset = subset
+
+    def _fits(self, message: Message, step: Step) -> bool:
+        """Count bytes that are about to be held. The first that is too much ends the holding, for good."""
+        if self._overflowed:
+            return False
+        self._kept_bytes += len(message.body)
+        if self._kept_bytes <= self._limits.max_request_body_bytes:
+            return True
+        self._overflowed = True
+        self._ready = None
+        self._chunks.clear()
+        self._request.settle([])
+        self._await_decision(BodyTooLarge(self._headers, self._limits.max_request_body_bytes), step)
+        return False
+
+    def _await_decision(self, event: RequestReady | BodyTooLarge, step: Step) -> None:
+        if self._observing:
+            self._routed = True  # Envoy does not wait
+        else:
+            self._request.owed = True
+        self._emit(event, step)
+
+    def _rewritten(self, data: bytes, end: bool) -> bytes:
+        return data if self._rewrite is None else self._rewrite(data, end)
+
+    def _tell(self, message: Message, step: Step) -> None:
+        if self._observe:
+            self._emit(ResponseBody(message.body, message.kind is Kind.BODY_END), step)
+
+    def _send(self, side: Side, messages: list[bytes], step: Step) -> None:
+        direction = self._request if side is Side.REQUEST else self._response
+        (direction.held if direction.owed else step.replies).extend(messages)
+
+    def _emit(self, event: Event, step: Step) -> None:
+        if not self._ended:
+            step.events.append(event)
+
+    def _end(self, events: list[Event], cause: EndCause) -> None:
+        if not self._ended:
+            self._ended = True
+            events.append(Ended(cause))
+
+    def _delivered(self) -> EndCause:
+        """How a response that the client got whole counts."""
+        by_envoy = self._response_status in _GATEWAY_ERRORS and _SERVER_TIME not in self._response_headers
+        return EndCause.UPSTREAM_ERROR if by_envoy else EndCause.NATURAL
+
+    def _rest_is_unseen(self) -> bool:
+        """Envoy has shown all that its modes show, so that it half-closes says that the exchange is through."""
+        if self._response.state is State.UNSEEN:
+            return not self._response.owed
+        request_through = self._routed and self._request.state in (State.UNSEEN, State.DONE)
+        return request_through and self._response.state is State.START and self._mode(Side.RESPONSE) is BodyMode.NONE
+
+    _PERFORM: ClassVar[Mapping[Action, Callable[["Conversation", Message, Step], None]]] = {
+        Action.WAIT: _wait,
+        Action.KEEP: _keep,
+        Action.READY: _hand_over,
+        Action.STARTED: _start_response,
+        Action.ACK: _acknowledge,
+        Action.ECHO: _echo,
+        Action.FLUSH: _flush,
+        Action.PASS_CHUNK: _pass_chunk,
+        Action.PASS_WHOLE: _pass_whole,
+        Action.IGNORE: _wait,
+    }
