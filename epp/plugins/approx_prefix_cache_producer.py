@@ -1,0 +1,210 @@
+"""How much of the prompt each server has probably cached, judged by what we sent where.
+
+A request's prompts are hashed once in blocks; the index (`epp.prefix.index`) says how many blocks of the chain each
+server has been sent before; and the chosen server's entry is written when it is chosen, not when it answers, so that
+the second of two equal requests already finds the first.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from epp.pool.snapshot import EndpointSignals, Snapshot
+from epp.prefix.hashing import block_hashes
+from epp.prefix.index import PrefixIndex
+from epp.scheduling.candidates import Candidates
+from epp.scheduling.cycle import Cycle, Observation
+from epp.scheduling.data import PREFIX_MATCH, TOKENIZED_PROMPT, DataKey, PrefixMatch
+from epp.scheduling.decision import Decision
+from epp.scheduling.plugin import Parameters, PreRequest, Producer, ResponseHeadersHook, Services
+
+_log = logging.getLogger(__name__)
+
+MIN_BLOCK_SIZE_TOKENS = 64
+"""llm-d default. Smaller blocks cost memory and time in proportion and find next to nothing more."""
+
+MAX_BLOCK_SIZE_TOKENS = 8192
+"""A server that reports a larger block is not believed: its word would blind the index for the whole pool."""
+
+PREFILL_PROFILE = "prefill"
+_DEFAULT_BLOCK_SIZE_TOKENS = 16
+_DUMPED_ENDPOINTS = 100
+
+
+class ApproxPrefixCacheParameters(Parameters):
+    auto_tune: bool = Field(True, description="Take block size and capacity from the servers' own cache geometry.")
+    block_size_tokens: int = Field(
+        _DEFAULT_BLOCK_SIZE_TOKENS, description="Block size when servers do not say; at least 64 is used."
+    )
+    block_size: int | None = Field(None, description="Deprecated spelling of blockSizeTokens.")
+    max_prefix_blocks_to_match: int = Field(
+        2048, ge=0, description="Deprecated. Blocks looked at when maxPrefixTokensToMatch is 0; 0: all."
+    )
+    max_prefix_tokens_to_match: int = Field(131_072, ge=0, description="Tokens of a prompt that are looked at.")
+    lru_capacity_per_server: int = Field(
+        31_250, description="Blocks remembered per server when it does not say; 0 or less means 31250."
+    )
+    max_index_bytes: int = Field(256 * 2**20, gt=0, description="Memory of the whole index, whatever the pool's size.")
+
+    @property
+    def configured_block_size_tokens(self) -> int:
+        if self.block_size is not None and self.block_size_tokens == _DEFAULT_BLOCK_SIZE_TOKENS:
+            return self.block_size
+        return self.block_size_tokens
+
+    @model_validator(mode="after")
+    def _block_size_is_positive_when_used(self) -> Self:
+        if not self.auto_tune and self.configured_block_size_tokens <= 0:
+            raise ValueError("blockSizeTokens must be above 0 when autoTune is off")
+        return self
+
+
+class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
+    """Publishes, per server, how many blocks of the prompt it holds, contiguous from the start.
+
+    *Block size*: at least 64 tokens. With autoTune the largest that any server of the pool reports, so that a block of
+    ours is never finer than a server's. When it changes, prompts hash to new chains and old entries age out.
+
+    *Capacity*: with autoTune, as many of our blocks as the server's own cache can hold: 4,000 blocks of 16 tokens are
+    1,000 of our 64. Otherwise `lruCapacityPerServer`.
+
+    *Prompts* are looked at up to `maxPrefixTokensToMatch`; only full blocks count, so a prompt below one block matches
+    nowhere. Several prompts of one request add up.
+
+    A server that leaves the pool, or comes back under another address, starts anew with nothing.
+    """
+
+    plugin_type = "approx-prefix-cache-producer"
+    parameters_model = ApproxPrefixCacheParameters
+
+    def __init__(self, name: str, parameters: ApproxPrefixCacheParameters, services: Services) -> None:
+        super().__init__(name, parameters, services)
+        self._auto_tune = parameters.auto_tune
+        self._configured_block_size_tokens = max(parameters.configured_block_size_tokens, MIN_BLOCK_SIZE_TOKENS)
+        if parameters.block_size is not None:
+            _log.warning("plugin %s: blockSize is deprecated; use blockSizeTokens", name)
+        self._max_tokens = parameters.max_prefix_tokens_to_match
+        self._max_blocks = parameters.max_prefix_blocks_to_match
+        capacity = parameters.lru_capacity_per_server
+        self._default_capacity_blocks = capacity if capacity > 0 else 31_250
+        self._index = PrefixIndex(parameters.max_index_bytes)
+        self._key = PREFIX_MATCH.by(name)
+        self._block_size_tokens = 0  # not known before the first snapshot
+        self._snapshot: Snapshot | None = None
+        self._endpoints_version: int | None = None
+        self._address_by_id: dict[str, str] = {}
+
+    @property
+    def consumes(self) -> Sequence[DataKey[Any]]:
+        return (TOKENIZED_PROMPT.by(None),)
+
+    @property
+    def produces(self) -> Sequence[DataKey[Any]]:
+        return (self._key,)
+
+    @property
+    def indexed_blocks(self) -> int:
+        """Size of the index, for the metrics page."""
+        return len(self._index)
+
+    def produce(self, cycle: Cycle, candidates: Candidates) -> None:
+        snapshot = candidates.snapshot
+        if snapshot is not self._snapshot:
+            self._follow(snapshot)
+        block_size_tokens = self._block_size_tokens
+        prompt = cycle.get(TOKENIZED_PROMPT.by(None))
+        matched, chains = np.zeros(len(snapshot)), []
+        if prompt is not None:
+            block_bytes, limit = block_size_tokens * prompt.bytes_per_token, self._block_limit
+            chains = [block_hashes(data, prompt.seed, block_bytes, limit) for data in prompt.prompts]
+            for chain in chains:
+                matched += self._index.match(chain, snapshot)
+        cycle.state[self.name] = chains
+        cycle.publish(self._key, PrefixMatch(matched, sum(map(len, chains)), block_size_tokens))
+
+    def pre_request(self, cycle: Cycle, decision: Decision) -> None:
+        chosen = [decision.endpoints[0].id]
+        prefill = decision.profiles.get(PREFILL_PROFILE)
+        if prefill is not None and prefill.picked and decision.primary != PREFILL_PROFILE:
+            chosen.append(decision.snapshot.endpoints[prefill.picked[0]].id)
+        for endpoint_id in dict.fromkeys(chosen):
+            self._record(cycle, decision, endpoint_id)
+        match = cycle.get(self._key)
+        if match is not None and match.total_blocks > 0:
+            row = decision.snapshot.row_by_id[decision.endpoints[0].id]
+            self._observe(cycle, "prefix_indexer_hit_ratio", match.ratio[row])
+            hit_tokens = match.match_blocks[row] * match.block_size_tokens
+            prompt = cycle.get(TOKENIZED_PROMPT.by(None))
+            self._observe(cycle, "prefix_indexer_hit_bytes", hit_tokens * prompt.bytes_per_token if prompt else 0)
+
+    def response_headers(
+        self, cycle: Cycle, decision: Decision, status: int | None, headers: Mapping[str, str], served: str | None
+    ) -> None:
+        """A fallback served the request: it has the prompt cached now."""
+        row = decision.snapshot.row_by_address.get(served) if served is not None else None
+        if row is not None:
+            endpoint_id = decision.snapshot.endpoints[row].id
+            if endpoint_id != decision.endpoints[0].id:
+                self._record(cycle, decision, endpoint_id)
+        cycle.state.pop(self.name, None)  # thousands of hashes are not kept for as long as the response takes
+
+    def dump_state(self) -> Mapping[str, Any]:
+        blocks = sorted(self._index.blocks_by_endpoint().items(), key=lambda item: -item[1])
+        return {
+            "block_size_tokens": self._block_size_tokens,
+            "blocks": len(self._index),
+            "size_bytes": self._index.size_bytes,
+            "blocks_by_endpoint": dict(blocks[:_DUMPED_ENDPOINTS]),
+        }
+
+    @property
+    def _block_limit(self) -> int | None:
+        """Blocks of a prompt that are looked at; `None`: all."""
+        if self._max_tokens > 0:
+            return self._max_tokens // self._block_size_tokens
+        return self._max_blocks or None
+
+    def _record(self, cycle: Cycle, decision: Decision, endpoint_id: str) -> None:
+        """Enter the request's chains for an endpoint, unless it has left the pool since the decision's snapshot."""
+        row = decision.snapshot.row_by_id[endpoint_id]
+        if self._address_by_id.get(endpoint_id) != decision.snapshot.endpoints[row].address:
+            return
+        capacity_blocks = self._capacity_blocks(decision.snapshot.signals[row])
+        for chain in cycle.state.get(self.name, ()):
+            if chain:
+                self._index.insert(endpoint_id, chain, capacity_blocks)
+
+    def _observe(self, cycle: Cycle, family: str, value: float) -> None:
+        cycle.observations.append(Observation(family, float(value), self.name, self.plugin_type))
+
+    def _capacity_blocks(self, signals: EndpointSignals) -> int:
+        if self._auto_tune and signals.kv_blocks and signals.kv_block_size_tokens:
+            return max(1, signals.kv_blocks * signals.kv_block_size_tokens // self._block_size_tokens)
+        return self._default_capacity_blocks
+
+    def _follow(self, snapshot: Snapshot) -> None:
+        """Keep up with the pool: its block size, and who has left it."""
+        self._snapshot = snapshot
+        block_size_tokens = self._block_size_of(snapshot)
+        if block_size_tokens != self._block_size_tokens:
+            _log.info("plugin %s: prefixes are matched in blocks of %d tokens", self.name, block_size_tokens)
+            self._block_size_tokens = block_size_tokens
+        # A request that was held may still carry a snapshot older than the newest one seen.
+        if self._endpoints_version is None or snapshot.endpoints_version > self._endpoints_version:
+            self._endpoints_version = snapshot.endpoints_version
+            present = {endpoint.id: endpoint.address for endpoint in snapshot.endpoints}
+            for endpoint_id, address in self._address_by_id.items():
+                if present.get(endpoint_id) != address:
+                    self._index.forget(endpoint_id)
+            self._address_by_id = present
+
+    def _block_size_of(self, snapshot: Snapshot) -> int:
+        if self._auto_tune:
+            reported = [s.kv_block_size_tokens for s in snapshot.signals if s.kv_block_size_tokens is not None]
+            believed = [size for size in reported if 0 < size <= MAX_BLOCK_SIZE_TOKENS]
+            if believed:
+                return max(MIN_BLOCK_SIZE_TOKENS, *believed)
+        return self._configured_block_size_tokens

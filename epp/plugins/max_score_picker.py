@@ -1,0 +1,27 @@
+"""Picks the highest total score."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from epp.plugins._picking import CountingPicker
+from epp.scheduling.candidates import Candidates
+from epp.scheduling.cycle import Cycle
+from epp.scheduling.data import FloatArray
+
+
+class MaxScorePicker(CountingPicker):
+    """First the highest total, then, with `maxNumOfEndpoints` above 1, the next ones as fallbacks in score order.
+
+    Equal totals are in random order, so that equal servers get equal shares.
+    """
+
+    plugin_type = "max-score-picker"
+
+    def pick(self, cycle: Cycle, candidates: Candidates, totals: FloatArray) -> Sequence[int]:
+        if self.count == 1:
+            best = np.flatnonzero(totals == totals.max())
+            return (int(candidates.rows[cycle.rng.choice(best)]),)
+        shuffled = np.array(cycle.rng.sample(range(len(candidates)), len(candidates)))
+        order = shuffled[np.argsort(-totals[shuffled], kind="stable")]
+        return [int(row) for row in candidates.rows[order[: self.count]]]

@@ -1,0 +1,30 @@
+"""Picks by chance, in proportion to the total score."""
+
+import math
+from collections.abc import Sequence
+
+from epp.plugins._picking import CountingPicker
+from epp.scheduling.candidates import Candidates
+from epp.scheduling.cycle import Cycle
+from epp.scheduling.data import FloatArray
+
+
+class WeightedRandomPicker(CountingPicker):
+    """Totals of 3, 1 and 0 are picked first in 75 %, 25 % and 0 % of cases; if no total is above 0, all equally.
+
+    Weighted sampling without replacement (Efraimidis and Spirakis' A-Res, as in llm-d): each candidate draws a key
+    U^(1/score) with U uniform in (0, 1], and the highest keys win, in order. Fallbacks are thus drawn by the same
+    weights from those that are left, and those with no score come last, in random order.
+    """
+
+    plugin_type = "weighted-random-picker"
+
+    def pick(self, cycle: Cycle, candidates: Candidates, totals: FloatArray) -> Sequence[int]:
+        def key(score: float) -> tuple[float, float]:
+            # The logarithm of the key keeps the order and does not underflow for small scores.
+            uniform = 1.0 - cycle.rng.random()
+            return (math.log(uniform) / score, 0.0) if score > 0 else (-math.inf, uniform)
+
+        keys = [key(score) for score in totals.tolist()]
+        order = sorted(range(len(keys)), key=keys.__getitem__, reverse=True)
+        return [int(candidates.rows[i]) for i in order[: self.count]]
