@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
@@ -96,7 +97,14 @@ class EnvoyProxy:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
+        starting = asyncio.ensure_future(asyncio.to_thread(self.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:  # the thread goes on; what it started must not outlive us
+            with suppress(EnvoyError):
+                await starting
+            self.stop()
+            raise
         return self
 
     async def __aexit__(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import pytest
 from recording_picker import RecordingPicker
 from scripted_server import CHUNKS, ScriptedServer, closed_address
 
-from epp.sim.bootstraps import render_bootstrap, write_eds
+from epp.sim.bootstraps import find_bootstrap, render_bootstrap, write_eds
 from epp.sim.envoyproxy import EnvoyProxy
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("envoy_binary")]
@@ -57,6 +58,13 @@ async def rig(
         envoy = await stack.enter_async_context(EnvoyProxy(config))
         client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)))
         yield Rig(envoy, client, picker, servers)
+
+
+@pytest.mark.parametrize("bootstrap", ["recommended", "gateway"])
+def test_the_shipped_files_are_valid_as_they_are(bootstrap: str, envoy_binary: Path) -> None:
+    command = [envoy_binary, "--mode", "validate", "-l", "error", "-c", find_bootstrap(bootstrap)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- where a request goes -----------------------------------------------------------------------------------------
@@ -289,6 +297,16 @@ async def test_recommended_completes_a_response_whose_picker_dies(fail_open: boo
 
 
 @pytest.mark.parametrize("fail_open", [True, False])
+async def test_recommended_completes_a_response_whose_picker_falls_silent(fail_open: bool) -> None:
+    options = {"fail_open": fail_open, "ext_proc": {"message_timeout": "0.2s"}}
+    async with rig("recommended", ["stream"], **options) as r, r.ask() as response:
+        first = await response.content.readany()
+        r.picker.silent = True
+        r.servers[0].go_on.set()
+        assert first + await response.read() == STREAM
+
+
+@pytest.mark.parametrize("fail_open", [True, False])
 async def test_gateway_cuts_a_response_whose_picker_dies(fail_open: bool) -> None:
     async with rig("gateway", ["stream"], fail_open=fail_open) as r, r.ask() as response:
         await response.content.readany()
@@ -307,6 +325,32 @@ async def test_gateway_cannot_serve_without_its_picker(fail_open: bool, method: 
         async with r.ask(method) as response:
             assert response.status == status
         assert r.asked == [0]
+
+
+@pytest.mark.parametrize("fail_open", [True, False])
+async def test_gateway_has_no_timeout_for_a_silent_picker(fail_open: bool) -> None:
+    async with rig("gateway", fail_open=fail_open, ext_proc={"message_timeout": "0.05s"}) as r:
+        r.picker.silent = True
+        with pytest.raises(TimeoutError):
+            await r.ask(timeout=aiohttp.ClientTimeout(total=0.5))
+        assert r.asked == [0]
+
+
+async def test_gateway_lets_a_client_steer_while_it_fails_open() -> None:
+    async with rig("gateway", picker_up=False, fail_open=True) as r:
+        async with r.ask("GET", headers={DESTINATION: r.servers[0].address}) as response:
+            assert response.status == 200
+        assert r.asked == [1]
+
+
+async def test_gateway_connects_to_one_address_only_and_to_any() -> None:
+    async with rig("gateway", ["good", "busy"]) as r:
+        async with r.ask() as response:
+            assert response.status == 503  # a list is no address
+        r.picker.destination = r.servers[1].address
+        async with r.ask() as response:
+            assert (response.status, await response.json()) == (503, {"error": "full"})
+        assert r.asked == [0, 1]
 
 
 # --- Envoy's own errors -------------------------------------------------------------------------------------------

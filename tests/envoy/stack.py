@@ -1,0 +1,211 @@
+"""The whole product on loopback: simulated servers in this process, the picker and the real Envoy as child processes.
+
+async with Stack(pool=3, bootstrap="gateway") as stack:
+    async with aiohttp.ClientSession() as client:
+        await client.post(f"{stack.url}/v1/completions", json=…)
+    metrics = await stack.picker_metrics()
+    assert metrics.total("llm_d_router_epp_request_total") == 1
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+import epp
+from epp.sim.bootstraps import render_bootstrap
+from epp.sim.config import SimConfig
+from epp.sim.envoyproxy import EnvoyProxy
+from epp.sim.server import SimServer
+
+START_TIMEOUT_S = 30.0
+
+
+class Metrics:
+    """One reading of a metrics page."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._families: dict[str, Metric] = {family.name: family for family in text_string_to_metric_families(text)}
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum of the samples of this name that have these labels; 0.0 if there is none. A family that the page does
+        not even announce is a KeyError, so a misspelt name cannot pass for 0."""
+        family = self._families.get(name) or self._families.get(name.removesuffix("_total")) or self._family_of(name)
+        return sum(
+            sample.value
+            for sample in family.samples
+            if sample.name == name and all(sample.labels.get(key) == value for key, value in labels.items())
+        )
+
+    def _family_of(self, name: str) -> Metric:
+        for suffix in ("_bucket", "_count", "_sum"):
+            if name.endswith(suffix):
+                return self._families[name.removesuffix(suffix)]
+        return self._families[name]
+
+
+class Picker:
+    """`epp serve` as a child process on free ports. `log_path` holds all it said."""
+
+    def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
+        self.log_path = folder / "picker.log"
+        self._ports_file = folder / "ports.json"
+        self._arguments = arguments
+        self._process: asyncio.subprocess.Process | None = None
+        self.ports: dict[str, int] = {}
+
+    async def start(self) -> None:
+        root = str(Path(epp.__file__).parent.parent)
+        command = [sys.executable, "-m", "epp.cli", "serve", *self._arguments, "--host", "127.0.0.1"]
+        command += ["--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
+        command += ["--ports-file", str(self._ports_file)]
+        with self.log_path.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": root}, start_new_session=True
+            )
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not self._read_ports():
+                    if self._process.returncode is not None:
+                        raise RuntimeError(f"the picker ended with {self._process.returncode}: {self.log()[-2000:]}")
+                    await asyncio.sleep(0.02)
+        except BaseException:
+            await self.kill()
+            raise
+
+    def _read_ports(self) -> bool:
+        try:
+            self.ports = json.loads(self._ports_file.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return False
+        return True
+
+    async def terminate(self) -> int:
+        """SIGTERM, and the exit code it leads to."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.terminate()
+        async with asyncio.timeout(START_TIMEOUT_S):
+            return await self._process.wait()
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+
+class Stack:
+    """
+    Args:
+        pool: how many simulated servers, or one configuration for each.
+        bootstrap: `recommended` or `gateway`.
+        fail_open: what Envoy does without a picker.
+        config_text: EndpointPickerConfig; `None` is the picker's default.
+        tls: whether the picker serves TLS.
+        picker_flags: more flags for `epp serve`.
+        ext_proc: fields of Envoy's ext_proc filter to replace, e.g. `{"processing_mode": {"request_body_mode": …}}`.
+
+    Attributes:
+        servers: the `SimServer`s themselves; their engines, recorders and faults are at hand.
+        picker: the picker's process.
+        envoy: Envoy's.
+    """
+
+    def __init__(
+        self,
+        pool: int | Sequence[SimConfig] = 2,
+        *,
+        bootstrap: str = "recommended",
+        fail_open: bool = True,
+        config_text: str | None = None,
+        tls: bool = False,
+        picker_flags: Sequence[str] = (),
+        ext_proc: Mapping[str, Any] | None = None,
+    ) -> None:
+        configs = [SimConfig(name=f"sim-{i}", seed=i) for i in range(pool)] if isinstance(pool, int) else pool
+        self.servers = [SimServer(config) for config in configs]
+        self._bootstrap = bootstrap
+        self._fail_open = fail_open
+        self._config_text = config_text
+        self._tls = tls
+        self._picker_flags = picker_flags
+        self._ext_proc = ext_proc
+        self._exit = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as exit_stack:
+            folder = Path(exit_stack.enter_context(tempfile.TemporaryDirectory(prefix="headroom-stack-")))
+            for server in self.servers:
+                await exit_stack.enter_async_context(server)
+            self.picker = Picker(folder, self._picker_arguments())
+            exit_stack.push_async_callback(self.picker.kill)
+            await self.picker.start()
+            bootstrap = render_bootstrap(
+                self._bootstrap,
+                epp_address=f"127.0.0.1:{self.picker.ports['grpc']}",
+                epp_tls=self._tls,
+                endpoints=self.addresses,
+                fail_open=self._fail_open,
+                ext_proc=self._ext_proc,
+            )
+            self.envoy = await exit_stack.enter_async_context(EnvoyProxy(bootstrap, log_path=folder / "envoy.log"))
+            self._exit = exit_stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._exit.aclose()
+
+    def _picker_arguments(self) -> list[str]:
+        arguments = ["--endpoints", ",".join(self.addresses), f"--secure-serving={str(self._tls).lower()}"]
+        if self._config_text is not None:
+            arguments += ["--config-text", self._config_text]
+        return [*arguments, *self._picker_flags]
+
+    @property
+    def url(self) -> str:
+        """Envoy, without a slash at the end."""
+        return self.envoy.url
+
+    @property
+    def addresses(self) -> list[str]:
+        """The servers' `host:port`, in the order of `servers`."""
+        return [server.address for server in self.servers]
+
+    async def picker_metrics(self) -> Metrics:
+        return Metrics((await self.ask_picker("/metrics")).decode())
+
+    async def picker_state(self) -> Any:
+        """The picker's `/debug/state`."""
+        return json.loads(await self.ask_picker("/debug/state"))
+
+    async def ask_picker(self, path: str) -> bytes:
+        """GET from the picker's metrics port; other statuses than 200 raise."""
+        url = f"http://127.0.0.1:{self.picker.ports['metrics']}{path}"
+        async with aiohttp.ClientSession() as client, client.get(url, raise_for_status=True) as response:
+            return await response.read()
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
+    """Wait until it holds; a TimeoutError if it never does."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            if await holds():
+                return
+            await asyncio.sleep(0.02)
