@@ -22,8 +22,9 @@ import random
 from dataclasses import replace
 from itertools import count
 
+from epp.sim.config import EngineConfig
 from epp.sim.scheduler import Scheduler, Sequence, adapters_of
-from epp.sim.types import Admission, EngineConfig, EngineMetrics, SimRequest, TokenEvent
+from epp.sim.types import Admission, EngineMetrics, SimRequest, TokenEvent
 
 
 class Engine:

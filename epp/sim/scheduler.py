@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from epp.sim.config import EngineConfig
 from epp.sim.kvcache import KvCache
-from epp.sim.types import EngineConfig, EngineMetrics, SimRequest
+from epp.sim.types import EngineMetrics, SimRequest
 
 
 @dataclass(slots=True, eq=False)

@@ -3,38 +3,6 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from epp.sim.timing import API_OVERHEAD_MS, HARDWARE, STEP_NOISE_SIGMA, Hardware
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """One engine's size and speed.
-
-    Attributes:
-        max_batched_tokens: token budget of one step (vLLM: 2,048–8,192).
-        max_waiting: how many requests the engine takes beyond `max_sequences`; `submit` refuses more.
-        max_model_tokens: longest prompt and output together.
-        max_adapters: LoRA adapters that one batch may mix.
-        overhead_ms: bounds of the uniform delay between a request's arrival and its being ready to be scheduled.
-    """
-
-    hardware: Hardware = HARDWARE["8b-h100"]
-    max_sequences: int = 128
-    max_batched_tokens: int = 8192
-    max_waiting: int = 512
-    kv_blocks: int = 8192
-    block_tokens: int = 16
-    prefix_caching: bool = True
-    max_model_tokens: int = 131_072
-    max_adapters: int = 4
-    overhead_ms: tuple[float, float] = API_OVERHEAD_MS
-    noise_sigma: float = STEP_NOISE_SIGMA
-
-    @property
-    def longest_tokens(self) -> int:
-        """The longest prompt and output together that the engine takes."""
-        return min(self.max_model_tokens, self.kv_blocks * self.block_tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class SimRequest:

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from epp.sim.engine import Engine
-from epp.sim.timing import HARDWARE
-from epp.sim.types import Admission, EngineConfig, SimRequest, TokenEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from epp.sim.config import EngineConfig
+from epp.sim.engine import Engine
+from epp.sim.timing import HARDWARE
+from epp.sim.types import Admission, SimRequest, TokenEvent
 
 SMALL = EngineConfig(max_sequences=3, max_batched_tokens=24, max_waiting=4, kv_blocks=8, block_tokens=4, max_adapters=1)
 QUIET = EngineConfig(noise_sigma=0.0, overhead_ms=(0.0, 0.0))

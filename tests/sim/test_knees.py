@@ -4,8 +4,10 @@ import random
 from statistics import fmean
 
 import pytest
+
+from epp.sim.config import EngineConfig
 from epp.sim.engine import Engine
-from epp.sim.types import EngineConfig, SimRequest
+from epp.sim.types import SimRequest
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 200, 62
 SHARED = tuple(range(12))  # 192 of the 200 prompt tokens, as when a fixed instruction comes before a short question
