@@ -1,6 +1,9 @@
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
+from stack import Stack
 
 from epp.sim.envoyproxy import EnvoyError, find_envoy
 
@@ -12,3 +15,13 @@ def envoy_binary() -> Path:
         return find_envoy()
     except EnvoyError as error:
         pytest.skip(f"needs the real Envoy. {error}")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["recommended", "gateway"])
+async def stack(request: pytest.FixtureRequest, envoy_binary: Path) -> AsyncIterator[Stack]:
+    """The whole product with either bootstrap, shared by the tests of a module: leave it as you found it.
+
+    Such tests are marked `pytest.mark.asyncio(loop_scope="module")`. One that kills something starts a `Stack` itself.
+    """
+    async with Stack(pool=3, bootstrap=request.param) as stack:
+        yield stack

@@ -129,6 +129,10 @@ def fake_envoy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> 
     monkeypatch.setattr(envoyproxy, "find_envoy", lambda: envoy)
 
 
+def alive(pid_file: Path) -> bool:
+    return Path(f"/proc/{pid_file.read_text().strip()}").exists()
+
+
 def test_an_envoy_that_refuses_its_configuration_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake_envoy(monkeypatch, tmp_path, "echo 'no such field: colour'; exit 1")
     with pytest.raises(EnvoyError, match="no such field: colour"):
@@ -140,7 +144,7 @@ def test_an_envoy_that_never_serves_is_given_up_and_ended(monkeypatch: pytest.Mo
     fake_envoy(monkeypatch, tmp_path, f"echo $$ > {pid_file}; exec sleep 60")
     with pytest.raises(EnvoyError, match="did not serve within"):
         EnvoyProxy({}, ready_timeout_s=0.3).start()
-    assert not Path(f"/proc/{pid_file.read_text().strip()}").exists()
+    assert not alive(pid_file)
 
 
 async def test_an_envoy_whose_start_is_cancelled_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -148,4 +152,4 @@ async def test_an_envoy_whose_start_is_cancelled_is_ended(monkeypatch: pytest.Mo
     fake_envoy(monkeypatch, tmp_path, f"echo $$ > {pid_file}; exec sleep 60")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(EnvoyProxy({}, ready_timeout_s=0.5).__aenter__(), 0.1)
-    assert not Path(f"/proc/{pid_file.read_text().strip()}").exists()
+    assert not alive(pid_file)
