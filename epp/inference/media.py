@@ -62,23 +62,25 @@ def media(kind: MediaKind, reference: str, *, inline: bool = False, uuid: object
     if not identity:
         return None
     content_hash = xxh64_intdigest(utf8(identity))
+    start = 0
     if reference[:5].lower() == "data:":
-        reference, inline = reference.partition(",")[2], True
+        start, inline = reference.find(",") + 1, True
     if not inline:
         return Media(kind, content_hash)
-    width, height = (_image_size(reference) if kind is MediaKind.IMAGE else None) or (None, None)
-    return Media(kind, content_hash, width, height, len(reference))
+    head = reference[start : start + _JPEG_BASE64_CHARS] if kind is MediaKind.IMAGE else ""
+    width, height = _image_size(head) or (None, None)
+    return Media(kind, content_hash, width, height, len(reference) - start)
 
 
 def _image_size(base64_text: str) -> tuple[int, int] | None:
-    """Width and height in pixels of a PNG, GIF or JPEG, from its first bytes."""
+    """Width and height in pixels of a PNG, GIF or JPEG, from its beginning."""
     head = _decoded(base64_text[:_FIRST_BASE64_CHARS])
     if head.startswith(b"\x89PNG\r\n\x1a\n") and len(head) >= 24:
         return _positive(int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big"))
     if head.startswith((b"GIF87a", b"GIF89a")) and len(head) >= 10:
         return _positive(int.from_bytes(head[6:8], "little"), int.from_bytes(head[8:10], "little"))
     if head.startswith(b"\xff\xd8"):
-        return _jpeg_size(_decoded(base64_text[:_JPEG_BASE64_CHARS]))
+        return _jpeg_size(_decoded(base64_text))
     return None
 
 

@@ -14,11 +14,26 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _COLON = re.compile(rb"[ \t\r\n]*+:[ \t\r\n]*+")
 _AFTER_VALUE = re.compile(rb"[ \t\r\n]*+([,}])[ \t\r\n]*+")
 _SCALAR = re.compile(rb"[^ \t\r\n,\]}\[{\":]++")
-_STRING_OR_BRACKET = re.compile(_STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
+_FLAT = rb"[^\[\]{}\"]++|" + _STRING.pattern
+
+
+def _balanced(levels: int) -> bytes:
+    """A pattern for anything whose brackets close again and nest up to `levels` deep."""
+    pattern = _FLAT
+    for _ in range(levels):
+        pattern = _FLAT + rb"|[\[{](?:" + pattern + rb")*+[\]}]"
+    return rb"(?:" + pattern + rb")*+"
+
+
+# Common bodies are crossed in one match; deeper ones take a step of Python per level beyond.
+_BALANCED = re.compile(_balanced(8), re.DOTALL)
+
+# Members plus deep brackets of one object. Real bodies have some dozens; bodies made to waste time are given up on.
+_MAX_STEPS = 20_000
 
 
 class NotAnObjectError(ValueError):
-    """The bytes are not a JSON object."""
+    """The bytes are not a JSON object, or one beyond reason."""
 
 
 def members(data: bytes, start: int = 0) -> Iterator[tuple[str, int, int]]:
@@ -29,19 +44,21 @@ def members(data: bytes, start: int = 0) -> Iterator[tuple[str, int, int]]:
     at = opening.end()
     if data[at : at + 1] == b"}":
         return
-    while True:
+    steps = iter(range(_MAX_STEPS))
+    for _ in steps:
         key = _STRING.match(data, at)
         colon = _COLON.match(data, key.end()) if key else None
         if key is None or colon is None:
-            raise NotAnObjectError
-        end = _value_end(data, colon.end())
+            break
+        end = _value_end(data, colon.end(), steps)
         yield string_value(key.group()), colon.end(), end
         after = _AFTER_VALUE.match(data, end)
         if after is None:
-            raise NotAnObjectError
+            break
         if after.group(1) == b"}":
             return
         at = after.end()
+    raise NotAnObjectError
 
 
 def string_value(raw: bytes) -> str:
@@ -54,29 +71,30 @@ def string_value(raw: bytes) -> str:
         raise NotAnObjectError from None
 
 
-def _value_end(data: bytes, start: int) -> int:
+def _value_end(data: bytes, start: int, steps: Iterator[int]) -> int:
     first = data[start : start + 1]
-    if first == b'"':
-        string = _STRING.match(data, start)
-        if string is not None:
-            return string.end()
-    elif first in (b"{", b"["):
-        return _nested_end(data, start)
-    else:
-        scalar = _SCALAR.match(data, start)
-        if scalar is not None:
-            return scalar.end()
-    raise NotAnObjectError
+    if first in (b"{", b"["):
+        return _nested_end(data, start, steps)
+    value = (_STRING if first == b'"' else _SCALAR).match(data, start)
+    if value is None:
+        raise NotAnObjectError
+    return value.end()
 
 
-def _nested_end(data: bytes, start: int) -> int:
-    depth = 0
-    for match in _STRING_OR_BRACKET.finditer(data, start):
-        bracket = match.group() if match.end() - match.start() == 1 else b""
+def _nested_end(data: bytes, start: int, steps: Iterator[int]) -> int:
+    at = start + 1
+    depth = 1
+    for _ in steps:
+        crossed = _BALANCED.match(data, at)
+        at = crossed.end() if crossed else at
+        bracket = data[at : at + 1]
+        at += 1
         if bracket in (b"{", b"["):
             depth += 1
-        elif bracket:
+        elif bracket in (b"}", b"]"):
             depth -= 1
             if depth == 0:
-                return match.end()
+                return at
+        else:
+            break
     raise NotAnObjectError

@@ -7,7 +7,8 @@ routed all the same.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from epp.inference import anthropic, native, openai
@@ -81,7 +82,8 @@ def parse_request(
     Returns:
         A request; or a `BadRequest`.
     """
-    request = Request(
+    request = partial(
+        Request,
         id=id,
         api=api,
         path=path,
@@ -93,28 +95,23 @@ def parse_request(
     if body == b"" or not has_body:
         if headers.get(":method", "POST") == "POST" and api not in _EMPTY_ALLOWED:
             return BadRequest("request body is empty")
-        return request
+        return request()
     if body is None or api is Api.OPAQUE or not body_complete:
-        return request
+        return request()
     plain = decode(body, headers.get("content-encoding"))
     if plain is None:
-        return request
+        return request()
     try:
         data = loads(plain)
     except MalformedError:
         return BadRequest("request body is not valid JSON")
     except UnreadableError:
-        return request
+        return request()
     if not isinstance(data, dict):
         return BadRequest("request body must be a JSON object")
-    return _filled(request, data)
-
-
-def _filled(request: Request, data: Body) -> Request:
-    shape = _SHAPES[request.api]
+    shape = _SHAPES[api]
     model = string_of(data, "model")
-    return replace(
-        request,
+    return request(
         model=model,
         target_model=model,
         streaming=data.get("stream") is True,

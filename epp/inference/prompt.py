@@ -49,7 +49,9 @@ class PromptBuilder:
 
     def content(self, value: object, *, nested: bool = False) -> None:
         """Add a message's content: a string, one block, or a list of blocks. Blocks nest one level (tool results)."""
-        if isinstance(value, list):
+        if isinstance(value, str):
+            self.text(value)
+        elif isinstance(value, list):
             for block in value:
                 self._block(block, nested)
         else:

@@ -70,6 +70,26 @@ def test_without_a_name_there_is_nothing_to_replace(body):
     assert splice(body) is None
 
 
+@pytest.mark.parametrize("depth", [1, 7, 8, 9, 10, 40, 1000])
+def test_names_beside_deep_values_are_found(depth):
+    deep = b'[{"a":"]}"},' * depth + b'"model"' + b"]" * depth
+    assert splice(b'{"x":' + deep + b',"model":"a","y":' + deep + b"}") == (
+        b'{"x":' + deep + b',"model":"new","y":' + deep + b"}"
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"x":' + b"[" * 500_000,
+        b'{"x":[' + (b"[" * 500 + b"]" * 500 + b",") * 500 + b'1],"model":"a"}',
+        b"{" + b'"x":1,' * 50_000 + b'"model":"a"}',
+    ],
+)
+def test_bodies_made_to_waste_time_are_given_up_on(body):
+    assert splice(body) is None
+
+
 texts = st.text(max_size=8) | st.sampled_from(["model", '"model":"x"', "\\", '"', "}", "]", "{[", "é"])
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
@@ -118,7 +138,7 @@ def test_splicing_equals_setting_the_key_and_touches_nothing_else(fields, old, n
 # --- responses ------------------------------------------------------------------------------------------------------
 
 STREAM = (
-    b'data: {"id":"c1","model":"llama-v2","choices":[{"delta":{"text":"I am \\"model\\":\\"llama-v2\\" llama-v2"}}]}\n\n'
+    b'data: {"id":"c1","model":"llama-v2","choices":[{"delta":{"text":"Am \\"model\\":\\"llama-v2\\" llama-v2"}}]}\n\n'
     b": keep-alive llama-v2\n\n"
     b'event: message_start\r\ndata: {"type":"message_start","message":{"model":"llama-v2","usage":{}}}\r\n\r\n'
     b'data:{"type":"response.created","response":{"id":"r", "model" : "llama-v2" ,"output":[{"model":"llama-v2"}]}}\n\n'
@@ -127,7 +147,7 @@ STREAM = (
     b'data: {"model":"llama-v2"}'
 )
 RESTORED = (
-    b'data: {"id":"c1","model":"chat","choices":[{"delta":{"text":"I am \\"model\\":\\"llama-v2\\" llama-v2"}}]}\n\n'
+    b'data: {"id":"c1","model":"chat","choices":[{"delta":{"text":"Am \\"model\\":\\"llama-v2\\" llama-v2"}}]}\n\n'
     b": keep-alive llama-v2\n\n"
     b'event: message_start\r\ndata: {"type":"message_start","message":{"model":"chat","usage":{}}}\r\n\r\n'
     b'data:{"type":"response.created","response":{"id":"r", "model" : "chat" ,"output":[{"model":"llama-v2"}]}}\n\n'
