@@ -1,0 +1,66 @@
+"""Label values that clients choose are bounded: the first ones are told apart, the rest are `other`.
+
+An admitted value stays admitted and a folded one stays folded, so a gauge that is raised under some labels is lowered
+under the same.
+"""
+
+from collections.abc import Collection, Hashable
+from typing import Generic, TypeVar
+
+from epp.inference.request import Request
+
+OTHER = "other"
+MAX_LABEL_VALUES = 1000  # llm-d default, of model names and of fairness ids each
+MAX_LABEL_SETS = 1000  # of all labels together: what memory and the cost of a scrape grow with
+MAX_LABEL_CHARACTERS = 256
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Admission(Generic[T]):
+    """Admits the first `limit` distinct values."""
+
+    def __init__(self, limit: int, always: Collection[T] = ()) -> None:
+        self._limit = limit
+        self._always = frozenset(always)
+        self._admitted: set[T] = set()
+
+    def __call__(self, value: T) -> bool:
+        if value in self._admitted or value in self._always:
+            return True
+        if len(self._admitted) >= self._limit:
+            return False
+        self._admitted.add(value)
+        return True
+
+
+class RequestLabels:
+    """`(model_name, target_model_name, fairness_id, priority)` of requests, bounded.
+
+    Model and target model share one bound; names from the configuration are always told apart. An empty value (no
+    model, say) stays empty.
+    """
+
+    NAMES = ("model_name", "target_model_name", "fairness_id", "priority")
+
+    def __init__(self, configured_models: Collection[str] = ()) -> None:
+        self._models = Admission(MAX_LABEL_VALUES, ("", *configured_models))
+        self._fairness_ids = Admission(MAX_LABEL_VALUES, ("",))
+        self._sets: Admission[tuple[str, str, str, str]] = Admission(MAX_LABEL_SETS)
+
+    def of(self, request: Request) -> tuple[str, str, str, str]:
+        priority = str(request.priority)
+        labels = (
+            self.model(request.model),
+            self.model(request.target_model),
+            _folded(request.fairness_id, self._fairness_ids),
+            priority,
+        )
+        return labels if self._sets(labels) else (OTHER, OTHER, OTHER, priority)
+
+    def model(self, name: str | None) -> str:
+        return _folded(name or "", self._models)
+
+
+def _folded(value: str, admission: Admission[str]) -> str:
+    return value if len(value) <= MAX_LABEL_CHARACTERS and admission(value) else OTHER

@@ -1,0 +1,27 @@
+"""Joins those who want to know what happened to requests."""
+
+from epp.inference.request import Request
+from epp.ledger import Outcome
+from epp.observe.metrics import Metrics
+from epp.observe.records import DecisionRing
+from epp.scheduling.cycle import Cycle
+from epp.scheduling.decision import Decision, Denial
+
+
+class RequestObserver:
+    """The director's observer: counts in the metrics, remembers in the ring."""
+
+    def __init__(self, metrics: Metrics, ring: DecisionRing) -> None:
+        self._metrics = metrics
+        self._ring = ring
+
+    def request_routed(self, request: Request, decision: Decision, cycle: Cycle, seconds: float) -> None:
+        self._metrics.request_routed(request, decision, cycle, seconds)
+        self._ring.request_routed(request, decision, cycle, seconds)
+
+    def request_refused(self, request: Request | None, denial: Denial, cycle: Cycle | None, seconds: float) -> None:
+        self._metrics.request_refused(request, denial, cycle, seconds)
+        self._ring.request_refused(request, denial, cycle, seconds)
+
+    def request_ended(self, request: Request, outcome: Outcome) -> None:
+        self._metrics.request_ended(request, outcome)

@@ -1,0 +1,153 @@
+"""The last decisions and their reasons, for whoever asks why a request went where it went.
+
+Recording keeps references and costs next to nothing; a record becomes plain values only when somebody reads it. No
+reference to a prompt is kept, so the ring neither shows one nor holds its memory.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from epp.inference.request import Request
+from epp.pool.endpoint import Endpoint
+from epp.scheduling.cycle import Cycle
+from epp.scheduling.decision import Decision, Denial, ProfileResult
+
+MAX_ROWS = 16  # of the endpoints that a profile scored, the best
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a record tells of the request."""
+
+    id: str
+    api: str
+    model: str | None
+    target_model: str | None
+    priority: int
+    streaming: bool
+    body_bytes: int
+
+    @staticmethod
+    def of(request: Request) -> "_Facts":
+        return _Facts(
+            request.id,
+            request.api.value,
+            request.model,
+            request.target_model,
+            request.priority,
+            request.streaming,
+            request.body_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    at_s: float | None
+    seconds: float
+    request: _Facts | None
+    notes: Mapping[str, str]
+    endpoints: tuple[Endpoint, ...] = ()
+    pool: tuple[Endpoint, ...] = ()
+    primary: str | None = None
+    profiles: Mapping[str, ProfileResult | None] | None = None
+    denial: Denial | None = None
+
+
+class DecisionRing:
+    """The last `capacity` decisions and denials."""
+
+    def __init__(self, capacity: int = 256) -> None:
+        self._records: deque[_Record] = deque(maxlen=capacity)
+
+    def request_routed(self, request: Request, decision: Decision, cycle: Cycle, seconds: float) -> None:
+        self._records.append(
+            _Record(
+                at_s=cycle.now_s,
+                seconds=seconds,
+                request=_Facts.of(request),
+                notes=cycle.notes,
+                endpoints=decision.endpoints,
+                pool=decision.snapshot.endpoints,
+                primary=decision.primary,
+                profiles=decision.profiles,
+            )
+        )
+
+    def request_refused(self, request: Request | None, denial: Denial, cycle: Cycle | None, seconds: float) -> None:
+        self._records.append(
+            _Record(
+                at_s=None if cycle is None else cycle.now_s,
+                seconds=seconds,
+                request=None if request is None else _Facts.of(request),
+                notes={} if cycle is None else cycle.notes,
+                denial=denial,
+            )
+        )
+
+    def render(self, now_s: float, limit: int | None = None) -> list[dict[str, Any]]:
+        """Newest first, as plain JSON values. `now_s`: the clock of the cycles, to tell ages."""
+        newest = list(self._records)[::-1][:limit]
+        return [_rendered(record, now_s) for record in newest]
+
+
+def _rendered(record: _Record, now_s: float) -> dict[str, Any]:
+    request = record.request
+    out: dict[str, Any] = {
+        "age_s": None if record.at_s is None else round(now_s - record.at_s, 3),
+        "decision_us": round(record.seconds * 1e6, 1),
+        "request": None
+        if request is None
+        else {
+            "id": request.id,
+            "api": request.api,
+            "model": request.model,
+            "target_model": request.target_model,
+            "priority": request.priority,
+            "streaming": request.streaming,
+            "body_bytes": request.body_bytes,
+        },
+        "notes": dict(record.notes),
+    }
+    if record.denial is not None:
+        out["denied"] = {"code": record.denial.code, "status": record.denial.status, "reason": record.denial.reason}
+    else:
+        out["endpoints"] = [{"id": endpoint.id, "address": endpoint.address} for endpoint in record.endpoints]
+        out["primary"] = record.primary
+        out["profiles"] = {
+            name: None if result is None else _rendered_profile(result, record.pool)
+            for name, result in (record.profiles or {}).items()
+        }
+    return out
+
+
+def _rendered_profile(result: ProfileResult, pool: tuple[Endpoint, ...]) -> dict[str, Any]:
+    order = sorted(range(len(result.rows)), key=lambda i: _rank(float(result.totals[i])))
+    return {
+        "filters": [
+            {"plugin": step.plugin, "before": step.before, "after": step.after, "reason": step.reason}
+            for step in result.steps
+        ],
+        "candidates": len(result.rows),
+        "picked": [pool[row].id for row in result.picked],
+        "best": [
+            {
+                "endpoint": pool[int(result.rows[i])].id,
+                "total": _number(result.totals[i]),
+                "scores": {scorer: _number(scores[i]) for scorer, scores in result.scores.items()},
+            }
+            for i in order[:MAX_ROWS]
+        ],
+    }
+
+
+def _rank(total: float) -> float:
+    """Best first, what is not known last."""
+    return math.inf if math.isnan(total) else -total
+
+
+def _number(value: float) -> float | None:
+    """JSON knows no NaN and no infinity."""
+    return round(float(value), 6) if math.isfinite(value) else None

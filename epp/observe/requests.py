@@ -1,0 +1,146 @@
+"""Families about requests: how many, how large, how fast, how they ended.
+
+A request counts in `request_total` once it is sent on; one that we answer ourselves is only an error. Latencies are
+taken from requests that ended naturally; those of tokens only from 2xx answers, because an error page has no tokens.
+Token counts are the model server's own, once per request.
+"""
+
+from prometheus_client import Counter
+
+from epp.endings import EndCause
+from epp.inference.request import Request
+from epp.ledger import Outcome
+from epp.observe import buckets
+from epp.observe.cardinality import RequestLabels
+from epp.observe.families import Children, Families
+from epp.scheduling.decision import Denial
+
+MODEL_SERVER_ERROR = "ModelServerError"
+EVICTED_ERROR = "ResourceExhausted"
+# Labels of a request that was refused before anything was known of it.
+UNKNOWN_REQUEST = Request(id="")
+
+
+class RequestMetrics:
+    def __init__(self, families: Families, labels: RequestLabels) -> None:
+        self._labels = labels
+        by_request = RequestLabels.NAMES
+        counter, gauge, histogram = families.counter, families.gauge, families.histogram
+
+        self.total = Children(counter("request_total", "Requests sent on to a model server.", by_request))
+        self.errors = Children(
+            counter(
+                "request_error_total",
+                "Requests refused, or answered by a model server with an error.",
+                (*by_request, "error_code"),
+            )
+        )
+        self.running = Children(gauge("request_running", "Requests sent on and not ended.", by_request))
+        self.size_bytes = Children(
+            histogram("request_size_bytes", "Size of request bodies.", buckets.REQUEST_BYTES, by_request)
+        )
+        self.response_bytes = Children(
+            histogram("response_size_bytes", "Size of response bodies.", buckets.RESPONSE_BYTES, by_request)
+        )
+        self.input_tokens = Children(
+            histogram("request_input_tokens", "Prompt tokens.", buckets.INPUT_TOKENS, by_request)
+        )
+        self.output_tokens = Children(
+            histogram("request_output_tokens", "Generated tokens.", buckets.OUTPUT_TOKENS, by_request)
+        )
+        self.cached_tokens = Children(
+            histogram(
+                "request_cached_tokens", "Prompt tokens found in the prefix cache.", buckets.INPUT_TOKENS, by_request
+            )
+        )
+        self.duration_s = Children(
+            histogram("request_duration_seconds", "Receipt to the response's end.", buckets.GENERAL_S, by_request)
+        )
+        self.ntpot_s = Children(
+            histogram(
+                "request_ntpot_seconds",
+                "Receipt to the response's end, per generated token.",
+                buckets.NTPOT_S,
+                by_request,
+            )
+        )
+        self.ttft_s = Children(
+            histogram(
+                "request_ttft_seconds",
+                "Receipt to the first byte of the response's body.",
+                buckets.TTFT_S,
+                (*by_request, "streaming"),
+            )
+        )
+        self.tpot_s = Children(
+            histogram(
+                "request_streaming_tpot_seconds",
+                "Time per generated token after the first, of streamed responses.",
+                buckets.TPOT_S,
+                by_request,
+            )
+        )
+        self.processing_s = histogram(
+            "request_processing_duration_seconds",
+            "Receipt of a request's headers to the answer about it.",
+            buckets.REQUEST_PROCESSING_S,
+        )
+        self.ends = Children[Counter](counter("request_end_total", "How requests ended.", ("cause",)))
+
+    def routed(self, request: Request) -> None:
+        labels = self._labels.of(request)
+        self.total[labels].inc()
+        self.running[labels].inc()
+        self.size_bytes[labels].observe(request.body_bytes)
+
+    def refused(self, request: Request | None, denial: Denial, seconds: float) -> None:
+        labels = self._labels.of(request or UNKNOWN_REQUEST)
+        self.errors[*labels, denial.code].inc()
+        self.ends[EndCause.REJECTED.value,].inc()
+        self.processing_s.observe(seconds)
+
+    def ended(self, request: Request, outcome: Outcome) -> None:
+        """Exactly once for each request that was routed."""
+        labels = self._labels.of(request)
+        self.running[labels].dec()
+        self.ends[outcome.cause.value,].inc()
+        self.processing_s.observe(outcome.dispatched_s - outcome.received_s)
+        if error_code := error_code_of(outcome):
+            self.errors[*labels, error_code].inc()
+        self._count_tokens(labels, outcome)
+        if outcome.cause is EndCause.NATURAL:
+            self._measure(labels, outcome)
+
+    def _count_tokens(self, labels: tuple[str, ...], outcome: Outcome) -> None:
+        usage = outcome.usage
+        if usage.prompt_tokens:
+            self.input_tokens[labels].observe(usage.prompt_tokens)
+        if usage.completion_tokens:
+            self.output_tokens[labels].observe(usage.completion_tokens)
+        if usage.cached_tokens is not None:
+            self.cached_tokens[labels].observe(usage.cached_tokens)
+
+    def _measure(self, labels: tuple[str, ...], outcome: Outcome) -> None:
+        self.response_bytes[labels].observe(outcome.response_bytes)
+        duration_s = outcome.ended_s - outcome.received_s
+        if duration_s <= 0:
+            return
+        self.duration_s[labels].observe(duration_s)
+        if outcome.status is None or not 200 <= outcome.status < 300:
+            return
+        if outcome.usage.completion_tokens:
+            self.ntpot_s[labels].observe(duration_s / outcome.usage.completion_tokens)
+        if outcome.ttft_ms is not None and outcome.ttft_ms > 0:
+            streaming = "true" if outcome.streamed else "false"
+            self.ttft_s[*labels, streaming].observe(outcome.ttft_ms / 1e3)
+        if outcome.tpot_ms is not None and outcome.tpot_ms > 0:
+            self.tpot_s[labels].observe(outcome.tpot_ms / 1e3)
+
+
+def error_code_of(outcome: Outcome) -> str | None:
+    """What to count against a request that was sent on; a client that left is nobody's error."""
+    if outcome.cause is EndCause.EVICTED:
+        return EVICTED_ERROR
+    if outcome.cause is EndCause.UPSTREAM_ERROR or (outcome.status is not None and outcome.status >= 400):
+        return MODEL_SERVER_ERROR
+    return None

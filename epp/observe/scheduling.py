@@ -1,0 +1,110 @@
+"""Families about decisions: how long they took, what plugins did, and what plugins want counted."""
+
+import logging
+from collections.abc import Callable, Iterable
+
+from epp.observe import buckets
+from epp.observe.cardinality import RequestLabels
+from epp.observe.families import Children, Families
+from epp.observe.logs import OncePer
+from epp.pool.snapshot import Snapshot
+from epp.scheduling.cycle import Observation
+from epp.scheduling.decision import Decision
+from epp.scheduling.plugin import Plugin
+
+logger = logging.getLogger(__name__)
+
+PLUGIN_LABELS = ("extension_point", "plugin_type", "plugin_name")
+FAILURE_LOG_INTERVAL_S = 60.0
+
+
+class SchedulingMetrics:
+    """Also the `Recorder` that the scheduling framework reports to."""
+
+    def __init__(self, families: Families, labels: RequestLabels, clock: Callable[[], float]) -> None:
+        self._labels = labels
+        self._loggable = OncePer(FAILURE_LOG_INTERVAL_S, clock)
+        self._endpoints_version: int | None = None
+        counter, gauge, histogram = families.counter, families.gauge, families.histogram
+
+        self.decision_s = histogram(
+            "scheduler_e2e_duration_seconds", "From a request's last needed byte to its decision.", buckets.FAST_S
+        )
+        self.attempts = Children(
+            counter(
+                "scheduler_attempts_total",
+                "Decisions, by the endpoint chosen.",
+                ("status", "target_model_name", "endpoint_name", "namespace", "port"),
+            )
+        )
+        self.plugin_s = Children(
+            histogram("plugin_duration_seconds", "Time in one call of a plugin.", buckets.FAST_S, PLUGIN_LABELS)
+        )
+        self._plugin_failures = Children(
+            counter("plugin_failures_total", "Calls of a plugin that raised or broke a rule.", PLUGIN_LABELS)
+        )
+        by_plugin = ("plugin_name", "plugin_type")
+        self.prefix_size = Children(gauge("prefix_indexer_size", "Entries in the prefix index.", by_plugin))
+        self.prefix_hit_ratio = Children(
+            histogram(
+                "prefix_indexer_hit_ratio",
+                "Share of a prompt that the chosen endpoint had cached.",
+                buckets.RATIO,
+                by_plugin,
+            )
+        )
+        self.prefix_hit_bytes = Children(
+            histogram(
+                "prefix_indexer_hit_bytes",
+                "Bytes of a prompt that the chosen endpoint had cached.",
+                buckets.HIT_BYTES,
+                by_plugin,
+            )
+        )
+
+    # --- decisions --------------------------------------------------------------------------------------------------
+
+    def decided(self, target_model: str | None, decision: Decision | None, seconds: float) -> None:
+        """`decision`: `None` when no endpoint was found."""
+        self.decision_s.observe(seconds)
+        model = self._labels.model(target_model)
+        if decision is None:
+            self.attempts["failure", model, "", "", ""].inc()
+        else:
+            endpoint = decision.endpoints[0]
+            self.attempts["success", model, endpoint.name, endpoint.namespace, str(endpoint.port)].inc()
+
+    def forget_departed(self, snapshot: Snapshot) -> None:
+        """Drop the series of endpoints that are not in the pool any more."""
+        if snapshot.endpoints_version == self._endpoints_version:
+            return
+        self._endpoints_version = snapshot.endpoints_version
+        here = {("", ""), *((endpoint.name, endpoint.namespace) for endpoint in snapshot.endpoints)}
+        self.attempts.remove_where(lambda labels: labels[2:4] not in here)
+
+    # --- plugins ----------------------------------------------------------------------------------------------------
+
+    def record(self, extension_point: str, plugin: Plugin, seconds: float) -> None:
+        self.plugin_s[extension_point, plugin.plugin_type, plugin.name].observe(seconds)
+
+    def failure(self, extension_point: str, plugin: Plugin, error: Exception) -> None:
+        self._plugin_failures[extension_point, plugin.plugin_type, plugin.name].inc()
+        kind = type(error).__name__
+        if self._loggable((plugin.name, extension_point, kind)):
+            logger.warning(
+                "plugin %s (%s) failed at %s", plugin.name, plugin.plugin_type, extension_point, exc_info=error
+            )
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        for seen in observations:
+            labels = (seen.plugin_name, seen.plugin_type)
+            match seen.family:
+                case "prefix_indexer_hit_ratio":
+                    self.prefix_hit_ratio[labels].observe(seen.value)
+                case "prefix_indexer_hit_bytes":
+                    self.prefix_hit_bytes[labels].observe(seen.value)
+                case "prefix_indexer_size":
+                    self.prefix_size[labels].set(seen.value)
+                case unknown:
+                    if self._loggable((seen.plugin_name, unknown)):
+                        logger.warning("plugin %s observes %s, which is no metric", seen.plugin_name, unknown)

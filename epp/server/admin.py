@@ -1,0 +1,132 @@
+"""The metrics port: Prometheus, health for people and probes, and what the picker knows and did lately."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from epp.scheduling.plugin import Plugin
+from epp.server.health import HealthState
+from epp.server.listen import TcpAddress
+
+INDEX = """Headroom endpoint picker
+
+/metrics              Prometheus (or OpenMetrics, if asked for)
+/healthz              200 while the process works
+/readyz               200 while requests may come, else 503 and why not
+/debug/state          the pool, what is in flight, the last decisions
+/debug/plugins/state  what each plugin keeps
+"""
+NO_STATE = "plugin does not support state collection"
+DUMP_FAILED = "state collection failed"
+# Debug pages are for people: infinities become null, keys may be anything.
+JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_INDENT_2
+
+
+class AdminServer:
+    """Plain HTTP on one port.
+
+    Args:
+        state: plain values for `/debug/state`.
+        plugins: every plugin instance, for `/debug/plugins/state`.
+    """
+
+    def __init__(
+        self,
+        address: TcpAddress,
+        *,
+        registry: CollectorRegistry,
+        health: HealthState,
+        state: Callable[[], Mapping[str, Any]],
+        plugins: Sequence[Plugin],
+    ) -> None:
+        self._address = address
+        self._registry = registry
+        self._health = health
+        self._state = state
+        self._plugins = tuple(plugins)
+        self._runner: web.AppRunner | None = None
+        self._port: int | None = None
+
+    @property
+    def port(self) -> int | None:
+        """The port that is bound; `None` before `start`."""
+        return self._port
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/", self._index)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/debug/state", self._debug_state)
+        app.router.add_get("/debug/plugins/state", self._debug_plugins)
+        return app
+
+    async def start(self) -> None:
+        """Raises `CannotListen`."""
+        self._address.check_free()
+        runner = web.AppRunner(self.app(), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._address.host, self._address.port).start()
+        except OSError as error:  # somebody took it since it was checked
+            await runner.cleanup()
+            raise self._address.cannot_listen(error) from error
+        self._runner = runner
+        self._port = runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _index(self, request: web.Request) -> web.Response:
+        return web.Response(text=INDEX)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(",".join(request.headers.getall("Accept", ())))
+        names = request.query.getall("name[]", [])
+        registry = self._registry.restricted_registry(names) if names else self._registry
+        # Writing out thousands of series takes a while: not on the thread that answers requests.
+        page = await asyncio.to_thread(encode, registry)
+        response = web.Response(body=page, headers={"Content-Type": content_type})
+        response.enable_compression()
+        return response
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        reasons = self._health.reasons()
+        if reasons:
+            return web.Response(status=503, text="".join(f"{reason}\n" for reason in reasons))
+        return web.Response(text="ok\n")
+
+    async def _debug_state(self, request: web.Request) -> web.Response:
+        return _json(self._state())
+
+    async def _debug_plugins(self, request: web.Request) -> web.Response:
+        return _json(
+            {
+                "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+                "plugins": {plugin.name: _plugin_state(plugin) for plugin in self._plugins},
+            }
+        )
+
+
+def _plugin_state(plugin: Plugin) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": plugin.name, "type": plugin.plugin_type}
+    try:
+        state = plugin.dump_state()
+    except Exception as error:
+        return entry | {"message": f"{DUMP_FAILED}: {type(error).__name__}"}
+    return entry | ({"message": NO_STATE} if state is None else {"state": state})
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=orjson.dumps(value, default=str, option=JSON_OPTIONS), content_type="application/json")

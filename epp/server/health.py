@@ -1,0 +1,116 @@
+"""Health of the process: one live state, and the gRPC health service that tells it.
+
+Liveness asks whether the process works; an answer is the proof, so it is SERVING for as long as anybody answers, also
+while draining. Every other name asks whether new requests should come here: only if nothing is missing and the process
+is not about to stop. The same state answers on the ext_proc port and on the health port.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health_pb2
+
+LIVENESS = "liveness"
+READINESS_SERVICES = ("", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor")
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
+# Readiness is asked for, not announced, so a watcher looks again this often. Draining wakes it at once.
+WATCH_INTERVAL_S = 1.0
+
+
+class HealthState:
+    """Whether the process is ready, draining, stopping. For the event loop's thread only."""
+
+    def __init__(self, not_ready: Callable[[], Sequence[str]]) -> None:
+        """`not_ready`: the reasons why requests should not come yet, in words; empty when they may."""
+        self._not_ready = not_ready
+        self._changed = asyncio.Event()
+        self.draining = False
+        self.stopping = False
+
+    def start_draining(self) -> None:
+        """From now on not ready, for good."""
+        self.draining = True
+        self._wake_watchers()
+
+    def start_stopping(self) -> None:
+        """The servers are about to close: watchers are let go, so that nobody waits for them."""
+        self.draining = self.stopping = True
+        self._wake_watchers()
+
+    def reasons(self) -> list[str]:
+        """Why the process is not ready; empty when it is."""
+        return [*(["the process is draining"] if self.draining else []), *self._not_ready()]
+
+    @property
+    def ready(self) -> bool:
+        return not self.reasons()
+
+    async def wait(self, interval_s: float) -> None:
+        """Return when draining or stopping starts, or after `interval_s`."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), interval_s)
+        except TimeoutError:
+            return
+
+    def _wake_watchers(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class HealthService:
+    """`grpc.health.v1.Health`: Check, List, Watch. An unknown name is SERVICE_UNKNOWN as a status, not an error."""
+
+    def __init__(self, state: HealthState) -> None:
+        self._state = state
+
+    def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
+        """For `grpc.aio.server(handlers=…)`."""
+        check_request, check_response = health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
+        list_request, list_response = health_pb2.HealthListRequest, health_pb2.HealthListResponse
+        return grpc.method_handlers_generic_handler(
+            HEALTH_SERVICE,
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(
+                    self._check, check_request.FromString, check_response.SerializeToString
+                ),
+                "List": grpc.unary_unary_rpc_method_handler(
+                    self._list, list_request.FromString, list_response.SerializeToString
+                ),
+                "Watch": grpc.unary_stream_rpc_method_handler(
+                    self._watch, check_request.FromString, check_response.SerializeToString
+                ),
+            },
+        )
+
+    def _response(self, service: str) -> health_pb2.HealthCheckResponse:
+        status = health_pb2.HealthCheckResponse.NOT_SERVING
+        if service == LIVENESS:
+            status = health_pb2.HealthCheckResponse.SERVING
+        elif service not in READINESS_SERVICES:
+            status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        elif self._state.ready:
+            status = health_pb2.HealthCheckResponse.SERVING
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def _check(self, request: health_pb2.HealthCheckRequest, _: object) -> health_pb2.HealthCheckResponse:
+        return self._response(request.service)
+
+    async def _list(self, _request: object, _context: object) -> health_pb2.HealthListResponse:
+        return health_pb2.HealthListResponse(
+            statuses={service: self._response(service) for service in (*READINESS_SERVICES, LIVENESS)}
+        )
+
+    async def _watch(
+        self, request: health_pb2.HealthCheckRequest, context: "aio.ServicerContext[object, object]"
+    ) -> None:
+        told = None
+        while not self._state.stopping:
+            response = self._response(request.service)
+            if response.status != told:
+                await context.write(response)
+                told = response.status
+            await self._state.wait(WATCH_INTERVAL_S)
