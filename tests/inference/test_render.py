@@ -22,7 +22,8 @@ def gif(width, height):
 
 def jpeg(width, height, metadata=b"Exif" * 100):
     app = b"\xff\xe1" + struct.pack(">H", 2 + len(metadata)) + metadata
-    frame = b"\xff\xff\xc2" + struct.pack(">HBHH", 11, 8, height, width) + bytes(20)
+    tables = b"\xff\xc4\x00\x0a" + bytes(8) + b"\xff\xcc\x00\x0a" + bytes(8)
+    frame = tables + b"\xff\xff\xc2" + struct.pack(">HBHH", 11, 8, height, width) + bytes(20)
     return b"\xff\xd8" + app + frame
 
 

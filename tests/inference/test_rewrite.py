@@ -215,7 +215,17 @@ def test_a_json_body_is_restored_in_any_fragmentation():
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"not json", b'{"error":"x"}', BODY[:-20], b'[{"model":"llama-v2"}]', b'{"model":"other"}', b"\xff\0"]
+    "body",
+    [
+        b"",
+        b"not json",
+        b'{"error":"x"}',
+        BODY[:-20],
+        b'[{"model":"llama-v2"}]',
+        b'{"model":"other"}',
+        b'{"response":{"message":{"model":"llama-v2"}}}',
+        b"\xff\0",
+    ],
 )
 def test_other_bodies_pass_untouched(body):
     assert restored([body], event_stream=False) == body

@@ -92,6 +92,12 @@ def test_anthropic_counts_of_zero_do_not_replace():
     assert merged(Api.MESSAGES, start, delta) == Usage(13, 3)
 
 
+def test_a_count_that_is_known_later_replaces_zero():
+    start = b'{"type":"message_start","message":{"usage":{"input_tokens":0,"output_tokens":0}}}'
+    delta = b'{"type":"message_delta","usage":{"input_tokens":13,"output_tokens":3}}'
+    assert merged(Api.MESSAGES, start, delta) == Usage(13, 3)
+
+
 def test_an_anthropic_stream_broken_off_does_not_report_its_first_guess():
     start = b'{"type":"message_start","message":{"usage":{"input_tokens":13,"output_tokens":1}}}'
     assert merged(Api.MESSAGES, start) == Usage(13, None)
