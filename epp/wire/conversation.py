@@ -133,6 +133,7 @@ class Conversation:
         self._rewrite: Callable[[bytes, bool], bytes] | None = None
         self._response_status: int | None = None
         self._response_headers = Headers(())
+        self._drops_length = False
 
         self._answered: EndCause | None = None  # we answered the client ourselves
         self._ended = False
@@ -244,7 +245,7 @@ class Conversation:
         Once the response has begun to flow, the client sees it cut off. Nothing to send if there is nobody left to
         answer, or Envoy takes no answers.
         """
-        if self._ended or self.finished or self._observing:
+        if self._modes is None or self._ended or self.finished or self._observing:
             return []
         self._answered = EndCause.EVICTED if self._routed else EndCause.REJECTED
         self._ready = None
@@ -261,15 +262,9 @@ class Conversation:
         """
         if self.finished or self._observing:
             return []
-        if self._modes is None or not self._response.owed:
+        if not self._response.owed:
             raise RuntimeError("no response waits to be answered")
-        drops_length = (
-            self._rewrite is not None
-            and self._modes.response not in (BodyMode.BUFFERED, BodyMode.NONE)
-            and self._response.state is not State.DONE
-            and "content-length" in self._response_headers
-        )
-        return self._response.settle([replies.response_headers(set_headers, drops_length)])
+        return self._response.settle([replies.response_headers(set_headers, self._drops_length)])
 
     # --- the actions of the table ------------------------------------------------------------------------------------
 
@@ -319,6 +314,9 @@ class Conversation:
             return
         self._response.owed = not self._observing
         end = message.kind is Kind.HEADERS_END
+        # In BUFFERED the body's reply sets the length anew.
+        may_change = self._mode(Side.RESPONSE) not in (BodyMode.BUFFERED, BodyMode.NONE) and not end
+        self._drops_length = may_change and self._rewrite is not None and "content-length" in headers
         self._emit(ResponseStarted(self._response_status, headers, message.served_address(), end), step)
 
     def _echo(self, message: Message, step: Step) -> None:
@@ -341,6 +339,10 @@ class Conversation:
             self._acknowledge(message, step)
         else:
             self._send(message.side, [replies.replaced_chunk(data)], step)
+        self._tell(message, step)
+
+    def _pass_cut(self, message: Message, step: Step) -> None:
+        self._acknowledge(message, step)
         self._tell(message, step)
 
     def _pass_whole(self, message: Message, step: Step) -> None:
@@ -431,6 +433,7 @@ class Conversation:
         Action.ECHO: _echo,
         Action.FLUSH: _flush,
         Action.PASS_CHUNK: _pass_chunk,
+        Action.PASS_CUT: _pass_cut,
         Action.PASS_WHOLE: _pass_whole,
         Action.IGNORE: _wait,
     }

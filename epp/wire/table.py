@@ -61,6 +61,7 @@ class Action(StrEnum):
     ECHO = "send the bytes back (a response rewritten if asked)"
     FLUSH = "what the rewriter holds back, then the empty reply"
     PASS_CHUNK = "empty reply (or the rewritten bytes)"
+    PASS_CUT = "empty reply: what was cut off would follow another body"
     PASS_WHOLE = "empty reply (or the rewritten body and its length)"
     IGNORE = "no reply, ever"
 
@@ -159,8 +160,7 @@ REQUEST: Mapping[BodyMode, Rows] = {
 RESPONSE: Mapping[BodyMode, Rows] = {
     BodyMode.FULL_DUPLEX_STREAMED: _RESPONSE_FULL_DUPLEX,
     BodyMode.BUFFERED: _RESPONSE_BUFFERED,
-    # A body that Envoy had to cut cannot be replaced: what was cut off would follow it.
-    BodyMode.BUFFERED_PARTIAL: {**_RESPONSE_BUFFERED, (State.RELAYING, Kind.BODY): (Action.ACK, State.UNSEEN)},
+    BodyMode.BUFFERED_PARTIAL: {**_RESPONSE_BUFFERED, (State.RELAYING, Kind.BODY): (Action.PASS_CUT, State.UNSEEN)},
     BodyMode.STREAMED: _RESPONSE_STREAMED,
     BodyMode.NONE: _RESPONSE_NONE,
 }
