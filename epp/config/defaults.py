@@ -58,7 +58,7 @@ def default_profile(draft: Draft) -> SchedulingProfile:
 def default_profile_handler(draft: Draft) -> ProfileHandler | None:
     """One profile and no handler: the handler of a single profile."""
     handler = draft.inject(PROFILE_HANDLER)
-    return draft.find(handler.name, ProfileHandler, "profile handler", ())
+    return draft.find(handler.name, ProfileHandler, "a profile handler", ())
 
 
 def default_picker(draft: Draft, profile: KeyPath) -> Picker | None:
@@ -68,7 +68,7 @@ def default_picker(draft: Draft, profile: KeyPath) -> Picker | None:
         names = ", ".join(map(printable, declared))
         draft.notice(profile, f"no picker is listed; of {names} the first is taken", "list the one you want")
     name = declared[0] if declared else draft.inject(PICKER).name
-    return draft.find(name, Picker, "picker", profile)
+    return draft.find(name, Picker, "a picker", profile)
 
 
 def default_parsers(draft: Draft) -> list[PluginReference]:

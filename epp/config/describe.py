@@ -37,7 +37,9 @@ def _lines(resolved: ResolvedConfig) -> Iterator[str]:
         made = set(producer.produces)
         readers = [p.name for p in resolved.plugins if p is not producer and made.intersection(p.consumes)]
         yield f"  {label(producer)} → {', '.join(readers) or 'nobody reads it'}"
-    yield f"parsers, in order: {labels(resolved.parsers)}"
+    yield "parsers, in order"
+    for parser in resolved.parsers:
+        yield f"  {label(parser)}"
     yield f"saturation detector: {label(resolved.saturation_detector)}"
     yield "data sources"
     for source in resolved.sources:

@@ -75,10 +75,15 @@ class Draft:
         self.stop_on_problems()
 
     def inject(self, name: str) -> Plugin:
-        """The instance of that name; created with default parameters, its type being its name, if there is none."""
+        """The instance of that name; if there is none, one of that type with default parameters.
+
+        Raises:
+            ConfigError: there is no such type; with all problems so far.
+        """
         if name not in self.instances:
             self._create(name, name, {}, ())
-            self.stop_on_problems()
+            if name not in self.instances:
+                raise ConfigError(self._problems)
             self.injected.add(name)
         return self.instances[name]
 
@@ -87,7 +92,7 @@ class Draft:
         return {name: plugin for name, plugin in self.instances.items() if isinstance(plugin, role)}
 
     def find(self, reference: str, role: type[T], role_name: str, path: KeyPath) -> T | None:
-        """What `reference`, standing at `path`, refers to; a problem and `None` when it is not a `role_name`."""
+        """What `reference`, standing at `path`, refers to; a problem and `None` when it is not `role_name`."""
         at = (*path, "pluginRef") if self.document.exists((*path, "pluginRef")) else path
         if not reference:
             self.problem(at, "plugin reference is empty", "name an instance of `plugins`")
@@ -102,23 +107,21 @@ class Draft:
         if not isinstance(plugin, role):
             known = self.of_role(role)
             fix = f"there are: {', '.join(map(printable, known))}" if known else "there is none in `plugins`"
-            self.problem(at, f"the plugin '{printable(reference)}' is not a {role_name}", fix)
+            self.problem(at, f"the plugin '{printable(reference)}' is not {role_name}", fix)
             return None
         return plugin
 
     def _create(self, name: str, type_name: str, parameters: Mapping[str, Any], path: KeyPath) -> None:
         plugin_class = self.registry.get(type_name)
-        at = (*path, "type")
+        at: KeyPath = (*path, "type") if path else ()
         if plugin_class is None:
             shown_type = printable(type_name)
             if type_name in KNOWN_TYPES:
                 message = f"plugin type '{shown_type}' is known to llm-d but not available in this version"
-                self.problem(at, message, "remove the plugin and its references")
+                fix = "remove the plugin and its references" if path else "it is a default: configure another"
+                self.problem(at, message, fix)
             else:
-                fix = (
-                    did_you_mean(type_name, [*self.registry, *KNOWN_TYPES])
-                    or "`epp check --help` shows how to list them"
-                )
+                fix = did_you_mean(type_name, [*self.registry, *KNOWN_TYPES])
                 self.problem(at, f"plugin type '{shown_type}' is not registered", fix)
             return
         self._note_stability(type_name, plugin_class, at)

@@ -1,6 +1,7 @@
 """What is said about a configuration: where, what, and how to mend it, one line each."""
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ class Remark:
     """One thing to say about one place in a configuration.
 
     Attributes:
-        line: 1-based; `None` when there is no such place, e.g. in something that a default added.
+        line: 1-based; `None` when the file has no such place.
         path: e.g. `plugins[2].parameters.blockSize`; empty for the whole file.
         fix: what to do about it; empty when the message says it already.
     """
@@ -30,11 +31,11 @@ class Remark:
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used. Its text is one line per problem."""
+    """A configuration that cannot be used. Its text is one line per problem, in the order of the file."""
 
     def __init__(self, problems: Sequence[Remark]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = tuple(problems)
+        self.problems = tuple(sorted(problems, key=lambda p: math.inf if p.line is None else p.line))
+        super().__init__("\n".join(map(str, self.problems)))
 
 
 def format_path(path: KeyPath) -> str:

@@ -208,7 +208,7 @@ def _profile(draft: Draft, spec: SchedulingProfile, path: KeyPath) -> Profile | 
         if not entry.plugin_ref:
             draft.problem(at, "is missing a 'pluginRef'", "add `pluginRef:` with the name of a plugin")
             continue
-        plugin: Plugin | None = draft.find(entry.plugin_ref, Plugin, "plugin", at)
+        plugin: Plugin | None = draft.find(entry.plugin_ref, Plugin, "a plugin", at)
         if isinstance(plugin, Filter):
             filters.append(plugin)
         if isinstance(plugin, Scorer):
@@ -239,9 +239,7 @@ def _profile_handler(draft: Draft, profiles: list[Profile]) -> ProfileHandler | 
         if not several:
             return defaults.default_profile_handler(draft)
         message = "no profile handler configured, and there are several profiles"
-        draft.problem(
-            ("schedulingProfiles",), message, "declare a profile handler under `plugins`, or keep one profile"
-        )
+        draft.problem(("schedulingProfiles",), message, "declare a handler under `plugins`, or keep one profile")
         return None
     if several and handlers[0].plugin_type == defaults.PROFILE_HANDLER:
         message = f"{defaults.PROFILE_HANDLER} cannot support multiple scheduling profiles"
@@ -267,7 +265,7 @@ def _parsers(draft: Draft) -> list[Parser]:
     for reference, path in references:
         if reference.plugin_ref in draft.registry:  # a parser need not be declared
             draft.inject(reference.plugin_ref)
-        parser = draft.find(reference.plugin_ref, Parser, "parser plugin", path)
+        parser = draft.find(reference.plugin_ref, Parser, "a parser plugin", path)
         if parser is None:
             continue
         if any(parser.plugin_type == earlier.plugin_type for earlier in parsers):
@@ -287,7 +285,7 @@ def _saturation_detector(draft: Draft) -> SaturationDetector | None:
             reference, at = spec.saturation_detector, ("saturationDetector",)
     if reference is None:
         reference = defaults.default_saturation_detector(draft)
-    return draft.find(reference.plugin_ref, SaturationDetector, "saturation detector", at)
+    return draft.find(reference.plugin_ref, SaturationDetector, "a saturation detector", at)
 
 
 def _note_moved(draft: Draft, old: str, new: str, *, ignored: bool) -> None:
@@ -301,9 +299,9 @@ def _sources(draft: Draft) -> list[Source]:
     added = defaults.default_source(draft) if layer.inject_defaults else None
     sources: list[Source] = []
     for spec, path in [*given, *([(added, ("dataLayer", "sources", len(given)))] if added else [])]:
-        source = draft.find(spec.plugin_ref, DataSource, "data source", path)
+        source = draft.find(spec.plugin_ref, DataSource, "a data source", path)
         extractors = [
-            draft.find(reference.plugin_ref, Extractor, "extractor", (*path, "extractors", index))
+            draft.find(reference.plugin_ref, Extractor, "an extractor", (*path, "extractors", index))
             for index, reference in enumerate(spec.extractors)
         ]
         if not extractors:
@@ -329,7 +327,7 @@ def _discovery(draft: Draft) -> Discovery | None:
             message = f"'{printable(name)}' is declared but not used for discovery"
             draft.notice(draft.declared_at[name], message, f"add `dataLayer.discovery.pluginRef: {printable(name)}`")
         return None
-    return draft.find(layer.discovery.plugin_ref, Discovery, "discovery plugin", ("dataLayer", "discovery"))
+    return draft.find(layer.discovery.plugin_ref, Discovery, "a discovery plugin", ("dataLayer", "discovery"))
 
 
 def _check_producer_order(draft: Draft) -> None:

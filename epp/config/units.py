@@ -4,11 +4,13 @@ import math
 import re
 from decimal import Decimal
 
-_DURATION = re.compile(r"[-+]?(?:0|(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)")
+_DURATION = re.compile(r"[-+]?(?:0|(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)", re.ASCII)
 _DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-_QUANTITY = re.compile(r"([-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30}))(?:([eE][-+]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)")
+_QUANTITY = re.compile(
+    r"([-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30}))(?:([eE][-+]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII
+)
 _DECIMAL = zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)
 _FACTORS = {
     **{suffix: Decimal(10) ** power for suffix, power in _DECIMAL},

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from epp.config.errors import ConfigError, KeyPath, Remark, did_you_mean, shown
+from epp.config.errors import ConfigError, KeyPath, Remark, did_you_mean, printable, shown
 from epp.config.loader import Document
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -28,15 +28,21 @@ def validate(model: type[ModelT], value: Any, document: Document, at: KeyPath) -
         pruned = _without(value, nulls)
         if pruned != value:
             return validate(model, pruned, document, at)
-    by_path: dict[KeyPath, Remark] = {}
+    by_path: dict[KeyPath, list[Any]] = {}
     for fault in faults:
-        path = _path(fault["loc"], fault["type"] == "missing", document, at)
-        remark = document.remark(path, _message(fault), _fix(fault, model))
-        earlier = by_path.get(path)  # the branches of a union complain one by one
-        if earlier is not None and earlier.message != remark.message:
-            remark = document.remark(path, f"{earlier.message}, or {remark.message}", earlier.fix or remark.fix)
-        by_path[path] = remark
-    raise ConfigError(list(by_path.values()))
+        by_path.setdefault(_path(fault["loc"], fault["type"] == "missing", document, at), []).append(fault)
+    raise ConfigError([_remark(document, path, together, model) for path, together in by_path.items()])
+
+
+def _remark(document: Document, path: KeyPath, faults: list[Any], model: type[BaseModel]) -> Remark:
+    """One remark for all faults of one place: the branches of a union complain one by one."""
+    message = " or ".join(dict.fromkeys(map(_message, faults)))
+    first = faults[0]
+    if first["type"] not in ("missing", "extra_forbidden") and not (
+        first["type"] == "value_error" and isinstance(first["input"], dict | list)
+    ):
+        message += f", not {shown(first['input'])}"
+    return document.remark(path, message, next(filter(None, (_fix(fault, model) for fault in faults)), ""))
 
 
 def _without(value: Any, locations: Sequence[KeyPath]) -> Any:
@@ -66,15 +72,14 @@ def _path(location: KeyPath, missing: bool, document: Document, at: KeyPath) -> 
 
 
 def _message(fault: Any) -> str:
-    kind, got = fault["type"], fault["input"]
+    kind = fault["type"]
     if kind == "missing":
         return "required key is missing"
     if kind == "extra_forbidden":
         return "unknown key"
     if kind == "value_error":
-        message = str(fault["ctx"]["error"])
-        return message if isinstance(got, dict | list) else f"{message}, not {shown(got)}"
-    return f"{fault['msg'].replace('Input should be', 'must be')}, not {shown(got)}"
+        return printable(str(fault["ctx"]["error"]))
+    return printable(fault["msg"].replace("Input should be", "must be"))
 
 
 def _fix(fault: Any, model: type[BaseModel]) -> str:
