@@ -8,8 +8,7 @@ The loops are gentle without being told. A page that took long is left alone for
 halves the load on a server that labours and, since the time a scrape waits for our own event loop counts too, on a
 picker that labours. A server that fails is asked ever less often, down to about once a second.
 
-Of the servers that failed last time only a few are asked at once. So however many hang, the healthy ones find a free
-slot.
+Servers that failed last time share a few slots of their own. So however many hang, the healthy ones find a free slot.
 """
 
 import asyncio
@@ -36,8 +35,7 @@ FAILING_AFTER = 3  # scrapes in a row; a single one that fails is no news
 _MAX_FIRST_DELAY_S = 0.1  # spreads the starts of many endpoints that come at once
 _JITTER_RATIO = 0.1  # keeps them apart afterwards
 _MAX_BACKOFF_S = 1.0
-_MAX_AT_ONCE = 512
-_MAX_AT_ONCE_FAILING = 64
+_FAILING_SHARE = 8  # servers that failed last time have one slot for so many of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +121,8 @@ class Scraper:
         self._on_error = on_error
         self._stats: dict[str, ScrapeStats] = {}
         self._loops: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
-        self._failing_slots = asyncio.Semaphore(_MAX_AT_ONCE_FAILING)
+        self._slots = asyncio.Semaphore(settings.max_at_once)
+        self._failing_slots = asyncio.Semaphore(max(1, settings.max_at_once // _FAILING_SHARE))
         self._stopping = asyncio.Event()
 
     @property

@@ -17,6 +17,7 @@ class ScrapeSettings:
         interval_s: from the beginning of one scrape to the beginning of the next; longer for pages that are slow.
         timeout_s: for connecting, headers and body together.
         max_page_bytes: a longer page, packed or unpacked, is an error.
+        max_at_once: scrapes under way at any moment, over all endpoints.
         insecure_skip_verify: accept any certificate (llm-d's default, since model servers sign their own).
         ca_cert_path, client_cert_path, client_key_path: PEM files; empty means none.
     """
@@ -27,6 +28,7 @@ class ScrapeSettings:
     interval_s: float = 0.05
     timeout_s: float = 1.0
     max_page_bytes: int = 8 << 20
+    max_at_once: int = 512
     insecure_skip_verify: bool = True
     ca_cert_path: str = ""
     client_cert_path: str = ""
