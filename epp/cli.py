@@ -98,8 +98,8 @@ class _Parser(argparse.ArgumentParser):
     """Flags are never abbreviated, and a mistake is one line that says where to read more."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+        kwargs |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> Any:
         raise Problem(f"{self.prog}: {message} (see {self.prog} --help)")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from epp.endings import EndCause
-from epp.inference.apis import Parsers
+from epp.inference.apis import Parsers, error_style_of
 from epp.inference.parse import BadRequest, parse_request
 from epp.inference.request import Api, ErrorStyle, Request, Usage
 from epp.inference.rewrite import splice_model
@@ -168,7 +168,9 @@ class Director:
     def _read(self, arrival: Arrival) -> Request | Refusal:
         headers = arrival.headers
         path = first_of(headers, PATH_HEADERS) or DEFAULT_PATH
-        api = self._parsers.api_for(path) if arrival.has_body else Api.OPAQUE
+        api = self._parsers.api_for(path)
+        if api is None and not arrival.has_body:
+            api = Api.OPAQUE
         if api is None:
             plain_path = path.partition("?")[0]
             return Refusal(
@@ -181,6 +183,7 @@ class Director:
             id=f"stream-{next(self._ids)}",
             path=path,
             body_complete=arrival.body_complete,
+            has_body=arrival.has_body,
         )
         if isinstance(parsed, BadRequest):
             return Refusal(Denial.bad_request(parsed.message), error_style_of(api))
@@ -191,7 +194,6 @@ class Director:
             objective=objective,
             priority=self._options.objectives.get(objective, 0) if objective else 0,
             fairness_id=first_of(headers, FAIRNESS_HEADERS) or DEFAULT_FAIRNESS_ID,
-            generates=arrival.has_body,
         )
 
     def _choose(self, arrival: Arrival, cycle: Cycle) -> Decision | Denial:
@@ -203,7 +205,11 @@ class Director:
         if arrival.subset is not None and self._options.use_subset:
             candidates = candidates.intersect(rows_in_subset(candidates.snapshot, arrival.subset))
         decision = self._pipeline.decide(cycle, candidates)
-        if isinstance(decision, Decision) and wants_cached_prefix(cycle.request) and not has_cached_prefix(cycle, decision):
+        if (
+            isinstance(decision, Decision)
+            and wants_cached_prefix(cycle.request)
+            and not has_cached_prefix(cycle, decision)
+        ):
             return Denial.precondition_failed("no decode worker has the requested KV cache")
         return decision
 
@@ -313,10 +319,6 @@ def first_of(headers: Mapping[str, str], names: Sequence[str]) -> str | None:
         if value is not None:
             return value
     return None
-
-
-def error_style_of(api: Api | None) -> ErrorStyle:
-    return ErrorStyle.ANTHROPIC if api in (Api.MESSAGES, Api.COUNT_TOKENS) else ErrorStyle.OPENAI
 
 
 def rewritten_body(arrival: Arrival, cycle: Cycle) -> Sequence[bytes] | None:

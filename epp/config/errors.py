@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from epp.problem import Problem
+
 KeyPath = tuple[str | int, ...]
 
 
@@ -30,7 +32,7 @@ class Remark:
         return f"{place}: {what}; {self.fix}" if self.fix else f"{place}: {what}"
 
 
-class ConfigError(Exception):
+class ConfigError(Problem):
     """A configuration that cannot be used. Its text is one line per problem, in the order of the file."""
 
     def __init__(self, problems: Sequence[Remark]) -> None:

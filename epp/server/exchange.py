@@ -43,13 +43,16 @@ class ExchangeOptions:
         limits: of the conversation.
         request_timeout_s: from the headers of a request to the end of its body. Envoy enforces none of its own in
             FULL_DUPLEX_STREAMED.
-        response_head_bytes, response_tail_bytes: how much of a response's start and end is kept to read usage from.
+        head_bytes: how much of a response's start is kept to read usage from.
+        stream_tail_bytes, json_tail_bytes: and of its end. Usage is in the last events of a stream, and stands at the
+            end of a JSON body too, but that one has to be there whole to be read.
     """
 
     limits: Limits
     request_timeout_s: float = 60.0
-    response_head_bytes: int = 4096
-    response_tail_bytes: int = 16384
+    head_bytes: int = 4096
+    stream_tail_bytes: int = 16 * 1024
+    json_tail_bytes: int = 512 * 1024
 
 
 class Exchange:
@@ -80,7 +83,7 @@ class Exchange:
         return self._conversation.finished
 
     def receive(self, data: bytes) -> list[bytes]:
-        """Take one message. Raises `epp.wire.conversation.ProtocolError` if the peer does not speak ext_proc."""
+        """Take one message. Raises `epp.wire.codec.ProtocolError` if the peer does not speak ext_proc."""
         if self._received_s is None:
             self._received_s = self._clock()
             self._deadline = self._call_later(self._options.request_timeout_s, self._on_deadline)
@@ -172,11 +175,10 @@ class Exchange:
 
     def _on_deadline(self) -> None:
         self._deadline = None
-        headers = self._conversation.request_headers
         denial = Denial.too_slow(f"the request body did not arrive within {self._options.request_timeout_s:g} s")
-        self._stream.send(self._reject(self._director.refuse(denial, headers.last_values if headers else {})))
-        if self.finished:
-            self._stream.finish()
+        headers = self._conversation.request_headers.last_values
+        self._stream.send(self._reject(self._director.refuse(denial, headers)))
+        self._stream.finish()
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
@@ -188,10 +190,12 @@ class Exchange:
     def _respond(self, started: ResponseStarted) -> list[bytes]:
         if self._assignment is None:
             return self._conversation.respond({})
-        self._window = BodyWindow(self._options.response_head_bytes, self._options.response_tail_bytes)
         added = self._director.response_started(
             self._assignment, started.status, started.headers.last_values, started.served_address
         )
+        options = self._options
+        tail_bytes = options.stream_tail_bytes if self._assignment.streamed else options.json_tail_bytes
+        self._window = BodyWindow(options.head_bytes, tail_bytes)
         return self._conversation.respond(added)
 
     def _observe(self, body: ResponseBody) -> None:
@@ -210,8 +214,8 @@ class Exchange:
         if self._window is None:
             return usage
         if not assignment.streamed:
-            whole = self._window.whole()
+            whole = self._window.whole
             return usage if whole is None else usage_from_json(assignment.request.api, whole)
-        for payload in self._window.sse_payloads():
+        for payload in self._window.payloads():
             usage = merge_sse_usage(assignment.request.api, payload, usage)
         return usage

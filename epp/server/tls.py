@@ -71,6 +71,10 @@ def self_signed(now: datetime.datetime) -> KeyPair:
     )
 
 
+def self_signed_now() -> KeyPair:
+    return self_signed(datetime.datetime.now(datetime.UTC))
+
+
 def load_pair(directory: Path) -> KeyPair:
     """Read and check `tls.crt` and `tls.key`. Raises `TlsProblem`."""
     certificate_path, key_path = directory / CERTIFICATE_FILE, directory / KEY_FILE

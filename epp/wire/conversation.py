@@ -33,7 +33,8 @@ from typing import ClassVar, NamedTuple
 
 from epp.endings import EndCause
 from epp.wire import replies, table
-from epp.wire.codec import Message, Modes, ProtocolError, decode
+from epp.wire.codec import Message, Modes, decode
+from epp.wire.direction import Direction
 from epp.wire.events import (
     BodyMode,
     BodyTooLarge,
@@ -46,7 +47,8 @@ from epp.wire.events import (
     ResponseStarted,
     Route,
 )
-from epp.wire.table import Action, Kind, Rows, Side, State
+from epp.wire.gathering import Gathering
+from epp.wire.table import Action, Kind, Side, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,58 +84,23 @@ _GATEWAY_ERRORS = (502, 503, 504)
 _SERVER_TIME = "x-envoy-upstream-service-time"
 
 
-class _Direction:
-    """How far one direction is read, and the replies that wait for the owner's answer."""
-
-    __slots__ = ("_rows", "_side", "held", "owed", "state")
-
-    def __init__(self, side: Side) -> None:
-        self._side = side
-        self._rows: Rows = {}
-        self.state = State.START
-        self.owed = False  # the owner's answer is due, and goes first
-        self.held: list[bytes] = []
-
-    def follow(self, rows: Rows) -> None:
-        self._rows = rows
-
-    def advance(self, kind: Kind) -> Action:
-        try:
-            action, self.state = self._rows[self.state, kind]
-        except KeyError:
-            raise ProtocolError(f"{self._side.value} {kind.value} in state {self.state.value}") from None
-        return action
-
-    def settle(self, answer: list[bytes]) -> list[bytes]:
-        """The owner's answer, and what waited behind it."""
-        self.owed = False
-        messages, self.held = answer + self.held, []
-        return messages
-
-
 class Conversation:
     """One ext_proc stream: one HTTP request and its response."""
 
     def __init__(self, limits: Limits = Limits()) -> None:
-        self._limits = limits
+        self._max_headers = limits.max_headers
         self._modes: Modes | None = None  # known with the first message
-        self._request = _Direction(Side.REQUEST)
-        self._response = _Direction(Side.RESPONSE)
+        self._request = Direction()
+        self._response = Direction()
 
-        self._headers = Headers(())
-        self._subset: tuple[str, ...] | None = None
-        self._chunks: list[bytes] = []
-        self._kept_bytes = 0
-        self._overflowed = False
-        self._ready: RequestReady | None = None
-        self._ready_at = Kind.HEADERS  # the part that `route` replies to
+        self._gathering = Gathering(limits.max_request_body_bytes)
+        self._ready: tuple[RequestReady, Kind] | None = None  # waits for a route, which replies to that part
 
         self._routed = False
         self._observe = True
         self._rewrite: Callable[[bytes, bool], bytes] | None = None
-        self._response_status: int | None = None
-        self._response_headers = Headers(())
-        self._drops_length = False
+        self._drops_length = False  # of the response: its rewriting may change it
+        self._by_envoy = False  # it is Envoy's own, in place of a server's
 
         self._answered: EndCause | None = None  # we answered the client ourselves
         self._ended = False
@@ -150,13 +117,13 @@ class Conversation:
         step = Step([], [])
         if self.finished:
             return step
-        message = decode(data, self._limits.max_headers)
+        message = decode(data, self._max_headers)
         if self._modes is None:
             self._modes = message.modes()
             self._request.follow(table.REQUEST[self._modes.request])
             self._response.follow(table.RESPONSE[self._modes.response])
         if message.side is Side.REQUEST and not self._routed:
-            self._note(message)
+            self._gathering.note(message)
         direction = self._request if message.side is Side.REQUEST else self._response
         action = direction.advance(message.kind)
         self._PERFORM[action](self, message, step)
@@ -205,6 +172,11 @@ class Conversation:
             return Phase.DECISION
         return Phase.RESPONSE if self._routed else Phase.REQUEST
 
+    @property
+    def request_headers(self) -> Headers:
+        """As far as they have come; empty before."""
+        return self._gathering.headers
+
     # --- for the owner -----------------------------------------------------------------------------------------------
 
     def route(self, route: Route) -> list[bytes]:
@@ -217,27 +189,15 @@ class Conversation:
         """
         if self._ended or self.finished:
             return []
-        if self._modes is None or self._ready is None or self._overflowed:
+        if self._modes is None or self._ready is None:
             raise RuntimeError("no request waits for a route")
-        mode, kind, ready = self._modes.request, self._ready_at, self._ready
-        self._ready = None
+        (request, kind), self._ready = self._ready, None
         self._routed = True
         self._observe = route.observe_response
         if self._observing:
             return []
         self._rewrite = route.rewrite_response
-        body = ready.body
-        new_body = route.body if body is not None and ready.body_complete else None
-        if mode is not BodyMode.FULL_DUPLEX_STREAMED:
-            return self._request.settle([replies.route(route, mode, kind, self._headers, new_body)])
-        answer = [replies.route(route, mode, Kind.HEADERS, self._headers, new_body)]
-        if body is not None:
-            has_trailers = kind is Kind.TRAILERS
-            parts = new_body if new_body is not None else [body]
-            answer += replies.streamed_body(Side.REQUEST, parts, end=not has_trailers)
-            if has_trailers:
-                answer.append(replies.empty(Side.REQUEST, Kind.TRAILERS))
-        return self._request.settle(answer)
+        return self._request.settle(replies.route(route, self._modes.request, kind, request))
 
     def reject(self, rejection: Rejection) -> list[bytes]:
         """Answer the client ourselves: in place of a route, or at any time before the end to break the exchange off.
@@ -249,10 +209,9 @@ class Conversation:
             return []
         self._answered = EndCause.EVICTED if self._routed else EndCause.REJECTED
         self._ready = None
-        self._chunks.clear()
-        self._request.settle([])
-        self._response.settle([])
-        return [replies.immediate(rejection, replies.is_grpc(self._headers))]
+        self._request.drop()
+        self._response.drop()
+        return [replies.immediate(rejection, replies.is_grpc(self._gathering.headers))]
 
     def respond(self, set_headers: Mapping[str, str]) -> list[bytes]:
         """Answer `ResponseStarted` with response headers to set. Nothing to send if it comes too late.
@@ -275,56 +234,42 @@ class Conversation:
         self._send(message.side, [replies.empty(message.side, message.kind)], step)
 
     def _keep(self, message: Message, step: Step) -> None:
-        if self._fits(message, step):
-            self._chunks.append(message.body)
+        if self._may_keep(message, step):
+            self._gathering.add(message.body)
 
     def _hand_over(self, message: Message, step: Step) -> None:
-        self._keep(message, step)
-        if self._overflowed:
-            return
-        kind = message.kind
-        body_shown = kind in (Kind.BODY, Kind.BODY_END, Kind.TRAILERS)
-        has_body = body_shown or kind is Kind.HEADERS
-        cut = self._mode(Side.REQUEST) is BodyMode.BUFFERED_PARTIAL and kind is Kind.BODY
-        self._ready_at = kind
-        self._ready = RequestReady(
-            headers=self._headers,
-            body=b"".join(self._chunks) if body_shown else None,
-            body_complete=(body_shown and not cut) or not has_body,
-            has_body=has_body,
-            subset=self._subset,
-        )
-        self._chunks.clear()
-        self._await_decision(self._ready, step)
+        if self._may_keep(message, step):
+            self._gathering.add(message.body)
+            request = self._gathering.ready(message.kind, self._mode(Side.REQUEST))
+            self._ready = request, message.kind
+            self._await_decision(request, step)
 
     def _start_response(self, message: Message, step: Step) -> None:
         if self._request.state is not State.START and not self._routed:
             # Envoy answers the client itself, say for a request that took too long to come. There is nothing left to
             # decide, but the response still runs through us.
-            self._request.settle([])
             self._ready = None
+            self._request.drop()
             self._observe = False
             self._end(step.events, EndCause.CLIENT_GONE)
-        headers = message.headers or Headers(())
-        self._response_headers = headers
-        status = headers.get(":status") or ""
-        self._response_status = int(status) if status.isascii() and status.isdigit() and len(status) < 4 else None
-        if not self._observe:
-            self._acknowledge(message, step)
-            return
-        self._response.owed = not self._observing
+        headers, status = message.headers or Headers(()), message.status()
+        self._by_envoy = status in _GATEWAY_ERRORS and _SERVER_TIME not in headers
         end = message.kind is Kind.HEADERS_END
-        # In BUFFERED the body's reply sets the length anew.
-        may_change = self._mode(Side.RESPONSE) not in (BodyMode.BUFFERED, BodyMode.NONE) and not end
-        self._drops_length = may_change and self._rewrite is not None and "content-length" in headers
-        self._emit(ResponseStarted(self._response_status, headers, message.served_address(), end), step)
+        # In BUFFERED the reply to the body sets the length anew.
+        rewritten = self._rewrite is not None and self._mode(Side.RESPONSE) not in (BodyMode.BUFFERED, BodyMode.NONE)
+        self._drops_length = rewritten and not end and "content-length" in headers
+        if self._observe:
+            self._response.owed = not self._observing
+            self._emit(ResponseStarted(status, headers, message.served_address(), end), step)
+        else:
+            self._send(Side.RESPONSE, [replies.response_headers({}, self._drops_length)], step)
 
     def _echo(self, message: Message, step: Step) -> None:
         data, end = message.body, message.kind is Kind.BODY_END
         if message.side is Side.RESPONSE:
             data = self._rewritten(data, end)
             self._tell(message, step)
-        elif self._request.owed and not self._fits(message, step):
+        elif self._request.owed and not self._may_keep(message, step):
             return
         self._send(message.side, replies.streamed_body(message.side, [data], end), step)
 
@@ -363,26 +308,15 @@ class Conversation:
         assert self._modes is not None  # known before any action
         return self._modes.request if side is Side.REQUEST else self._modes.response
 
-    def _note(self, message: Message) -> None:
-        """Remember what a part of the request says beside its bytes."""
-        if message.headers is not None:
-            self._headers = message.headers
-        subset = message.subset()
-        if subset is not None:
-            self._subset = subset
-
-    def _fits(self, message: Message, step: Step) -> bool:
-        """Count bytes that are about to be held. The first that is too much ends the holding, for good."""
-        if self._overflowed:
+    def _may_keep(self, message: Message, step: Step) -> bool:
+        """Count bytes that are to be kept until the decision. The first too many are reported, and none kept any more."""
+        if self._gathering.overflowed:
             return False
-        self._kept_bytes += len(message.body)
-        if self._kept_bytes <= self._limits.max_request_body_bytes:
+        if self._gathering.count(len(message.body)):
             return True
-        self._overflowed = True
         self._ready = None
-        self._chunks.clear()
-        self._request.settle([])
-        self._await_decision(BodyTooLarge(self._headers, self._limits.max_request_body_bytes), step)
+        self._request.drop()
+        self._await_decision(self._gathering.too_large(), step)
         return False
 
     def _await_decision(self, event: RequestReady | BodyTooLarge, step: Step) -> None:
@@ -400,8 +334,7 @@ class Conversation:
             self._emit(ResponseBody(message.body, message.kind is Kind.BODY_END), step)
 
     def _send(self, side: Side, messages: list[bytes], step: Step) -> None:
-        direction = self._request if side is Side.REQUEST else self._response
-        (direction.held if direction.owed else step.replies).extend(messages)
+        (self._request if side is Side.REQUEST else self._response).send(messages, step.replies)
 
     def _emit(self, event: Event, step: Step) -> None:
         if not self._ended:
@@ -414,8 +347,7 @@ class Conversation:
 
     def _delivered(self) -> EndCause:
         """How a response that the client got whole counts."""
-        by_envoy = self._response_status in _GATEWAY_ERRORS and _SERVER_TIME not in self._response_headers
-        return EndCause.UPSTREAM_ERROR if by_envoy else EndCause.NATURAL
+        return EndCause.UPSTREAM_ERROR if self._by_envoy else EndCause.NATURAL
 
     def _rest_is_unseen(self) -> bool:
         """Envoy has shown all that its modes show, so that it half-closes says that the exchange is through."""

@@ -1,0 +1,371 @@
+"""The composition root: builds every object of the process from options and configuration, runs it, and ends it.
+
+Nothing else in the project constructs what it uses from global knowledge; whoever wants to know what the picker is made
+of reads `Picker.__init__` from top to bottom.
+"""
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from epp import __version__
+from epp.config.build import build_pipeline
+from epp.config.describe import describe
+from epp.config.resolve import ResolvedConfig, load_config
+from epp.director import Director, DirectorOptions
+from epp.inference.apis import Parsers
+from epp.ledger import Ledger
+from epp.observe import logs
+from epp.observe.metrics import Metrics
+from epp.observe.observer import RequestObserver
+from epp.observe.records import DecisionRing
+from epp.plugins.core_metrics_extractor import CoreMetricsExtractor
+from epp.plugins.file_discovery import FileDiscovery as FileDiscoveryPlugin
+from epp.plugins.metrics_data_source import MetricsDataSource
+from epp.pool.file import FileDiscovery
+from epp.pool.static import parse_endpoints
+from epp.pool.store import PoolStore
+from epp.problem import Problem
+from epp.scheduling.plugin import Services
+from epp.scheduling.registry import Registry
+from epp.server import debug
+from epp.server.admin import AdminServer
+from epp.server.drain import Shutdown, drain
+from epp.server.exchange import Exchange, ExchangeOptions
+from epp.server.grpc_transport import GrpcOptions, GrpcServer, ext_proc_server, health_server
+from epp.server.health import HealthState
+from epp.server.listen import TcpAddress, UnixAddress
+from epp.server.options import ServeOptions
+from epp.server.tls import CertificateDirectory, fixed_credentials, load_pair, reloading_credentials, self_signed_now
+from epp.server.transport import Stream
+from epp.signals.engines import EngineError, EngineMapping, Engines
+from epp.signals.fetch import ScrapeErrorKind
+from epp.signals.scraper import Scraper
+from epp.signals.settings import ScrapeSettings
+from epp.wire.conversation import Limits
+
+logger = logging.getLogger(__name__)
+
+# After draining, open streams get this long to finish. Long generations are cut off by then; with the recommended
+# bootstrap Envoy carries them on without us.
+CLOSING_GRACE_S = 60.0
+
+BUILT_IN = "built-in configuration"
+BUILT_IN_CONFIG = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+  - type: queue-scorer
+  - type: kv-cache-utilization-scorer
+  - type: prefix-cache-scorer
+  - type: metrics-data-source
+  - type: core-metrics-extractor
+schedulingProfiles:
+  - name: default
+    plugins:
+      - {pluginRef: queue-scorer, weight: 2}
+      - {pluginRef: kv-cache-utilization-scorer, weight: 2}
+      - {pluginRef: prefix-cache-scorer, weight: 3}
+dataLayer:
+  sources:
+    - pluginRef: metrics-data-source
+      extractors:
+        - pluginRef: core-metrics-extractor
+"""
+
+
+def serve(options: ServeOptions) -> int:
+    """Run the picker until it is told to stop. Returns the exit code. Raises `Problem` if it cannot start."""
+    logs.setup(verbosity=options.verbosity, format=options.log_format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(options))
+    return 0
+
+
+async def _serve(options: ServeOptions) -> None:
+    picker = Picker(options)
+    await picker.run()
+
+
+def check(config_file: str | None, config_text: str | None) -> str:
+    """The pipeline that a configuration makes, as text. Raises `Problem`."""
+    return describe(_load(config_file, config_text, Services(ledger=Ledger())))
+
+
+class Picker:
+    """One picker process."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        """Raises `Problem` for anything in the options or the configuration that cannot work."""
+        self._options = options
+        clock = time.monotonic
+        rng = random.Random(options.seed)
+
+        self._ledger = Ledger()
+        self._store = PoolStore()
+        self._config = _load(options.config_file, options.config_text, Services(ledger=self._ledger))
+        for notice in self._config.notices:
+            logger.info("%s", notice)
+        self._discovery = self._discover()
+
+        registry = CollectorRegistry()
+        self._metrics = Metrics(
+            registry,
+            pool_name=options.pool_name,
+            snapshot=self._store.snapshot,
+            ledger=self._ledger,
+            clock=clock,
+            stream_metrics=options.stream_metrics,
+            legacy=options.legacy_metrics,
+            build_ref=__version__,
+        )
+        self._ring = DecisionRing()
+        self._clock = clock
+
+        self._scraper = self._make_scraper(rng)
+        pipeline = build_pipeline(self._config, self._metrics.plugins, time.perf_counter)
+        director = Director(
+            pipeline,
+            Parsers([parser.plugin_type for parser in self._config.parsers]),
+            self._ledger,
+            self._store.snapshot,
+            RequestObserver(self._metrics, self._ring),
+            clock=clock,
+            rng=rng,
+            options=DirectorOptions(
+                objectives=options.objectives, use_subset=options.use_subset, emit_scores=options.emit_scores
+            ),
+        )
+        self._exchanges = ExchangeMaker(director, options)
+
+        self._health = HealthState(self._not_ready)
+        self._transport = self._make_transport()
+        self._health_server = health_server(
+            self._health, [TcpAddress(options.grpc_health_port, "--grpc-health-port", options.host)]
+        )
+        self._admin = AdminServer(
+            TcpAddress(options.metrics_port, "--metrics-port", options.host),
+            registry=registry,
+            health=self._health,
+            state=self._state,
+            plugins=self._config.plugins,
+        )
+
+    # --- building -------------------------------------------------------------------------------------------------
+
+    def _discover(self) -> FileDiscovery | None:
+        """Fill the store for the first time; what has to run to keep it true, if anything has to."""
+        plugin, endpoints = self._config.discovery, self._options.endpoints
+        if endpoints is not None:
+            if plugin is not None:
+                raise Problem(
+                    f"--endpoints and the configuration's dataLayer.discovery ({plugin.name}) both say what the pool "
+                    "is; remove one of them"
+                )
+            self._store.replace(parse_endpoints(endpoints))
+            return None
+        if not isinstance(plugin, FileDiscoveryPlugin):
+            raise Problem(
+                "no model servers: give --endpoints HOST:PORT,… or a file-discovery plugin named by "
+                "dataLayer.discovery.pluginRef in the configuration"
+            )
+        discovery = FileDiscovery(plugin.parameters.path, plugin.parameters.watch_file, self._store)
+        discovery.load()
+        return discovery
+
+    def _make_scraper(self, rng: random.Random) -> Scraper | None:
+        """The reader of metrics pages, if the configuration has a source for them."""
+        for entry in self._config.sources:
+            if isinstance(entry.source, MetricsDataSource):
+                extractors = [e for e in entry.extractors if isinstance(e, CoreMetricsExtractor)]
+                return self._scraper_of(entry.source, extractors, rng)
+        return None
+
+    def _scraper_of(
+        self, source: MetricsDataSource, extractors: list[CoreMetricsExtractor], rng: random.Random
+    ) -> Scraper:
+        parameters = source.parameters
+        settings = ScrapeSettings(
+            scheme=parameters.scheme,
+            path=parameters.path,
+            port=parameters.port,
+            interval_s=parameters.interval_s or self._options.scrape_interval_s,
+            insecure_skip_verify=parameters.insecure_skip_verify,
+            ca_cert_path=parameters.ca_cert_path,
+            client_cert_path=parameters.client_cert_path,
+            client_key_path=parameters.client_key_path,
+        )
+
+        def count(_: ScrapeErrorKind) -> None:
+            self._metrics.signals.poll_failed(source.plugin_type)
+
+        try:
+            return Scraper(self._store, settings, _engines(extractors), self._clock, rng, count)
+        except ValueError as error:
+            raise Problem(f"{self._config.filename}: {source.name}: {error}") from error
+
+    def _make_transport(self) -> GrpcServer:
+        options = self._options
+        addresses: list[TcpAddress | UnixAddress] = [TcpAddress(options.grpc_port, "--grpc-port", options.host)]
+        if options.grpc_socket is not None:
+            addresses.append(UnixAddress(options.grpc_socket, "--grpc-socket"))
+        return ext_proc_server(
+            self._exchanges,
+            addresses,
+            self._health,
+            self._metrics.streams,
+            credentials=self._credentials(),
+            options=GrpcOptions(max_receive_bytes=options.max_message_bytes),
+        )
+
+    def _credentials(self) -> grpc.ServerCredentials | None:
+        options = self._options
+        if not options.secure_serving:
+            return None
+        if options.cert_path is None:
+            return fixed_credentials(self_signed_now())
+        directory = Path(options.cert_path)
+        if options.enable_cert_reload:
+            return reloading_credentials(CertificateDirectory(directory))
+        return fixed_credentials(load_pair(directory))
+
+    # --- running --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and stop. Raises `Problem` if a port cannot be bound."""
+        shutdown = Shutdown()
+        shutdown.install(asyncio.get_running_loop())
+        servers = (self._transport, self._health_server, self._admin)
+        try:
+            for server in servers:
+                await server.start()
+            self._announce()
+            gc.freeze()  # what was built so far lives as long as the process: no use in looking through it again
+            background = [asyncio.create_task(job, name=name) for name, job in self._background()]
+            for task in background:
+                task.add_done_callback(_report_failure)
+            await shutdown.requested.wait()
+            await drain(
+                self._health,
+                [self._transport],
+                shutdown,
+                drain_timeout_s=self._options.drain_timeout_s,
+                grace_s=CLOSING_GRACE_S,
+            )
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+        finally:
+            for server in reversed(servers):
+                await server.stop()
+        logger.info("stopped")
+
+    def _background(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        jobs: list[tuple[str, Coroutine[Any, Any, None]]] = [("pool gauges", self._refresh_pool_gauges())]
+        if self._discovery is not None:
+            jobs.append(("discovery", self._discovery.run()))
+        if self._scraper is not None:
+            jobs.append(("scraper", self._scraper.run()))
+        return jobs
+
+    async def _refresh_pool_gauges(self) -> None:
+        interval_s = self._options.pool_gauges_interval_s
+        while interval_s > 0:
+            self._metrics.refresh_pool(self._store.snapshot(), self._clock(), self._options.staleness_s)
+            await asyncio.sleep(interval_s)
+
+    def _announce(self) -> None:
+        ports = {"grpc": self._transport.port, "health": self._health_server.port, "metrics": self._admin.port}
+        logger.info(
+            "serving ext_proc on port %s (%s), health on %s, metrics on %s; %d endpoints; %s",
+            ports["grpc"],
+            "TLS" if self._options.secure_serving else "plaintext",
+            ports["health"],
+            ports["metrics"],
+            len(self._store.snapshot()),
+            self._config.filename,
+        )
+        if self._options.ports_file is not None:
+            temporary = f"{self._options.ports_file}.{os.getpid()}"
+            Path(temporary).write_text(json.dumps(ports))
+            os.replace(temporary, self._options.ports_file)
+
+    def _not_ready(self) -> list[str]:
+        reasons = [f"{p.name}: {reason}" for p in self._config.plugins if (reason := p.not_ready()) is not None]
+        return reasons if len(self._store.snapshot()) else ["the pool has no endpoint", *reasons]
+
+    def _state(self) -> Mapping[str, Any]:
+        now_s = self._clock()
+        stats = {} if self._scraper is None else self._scraper.stats
+        return {
+            "version": __version__,
+            "configuration": self._config.filename,
+            "ready": self._health.ready,
+            "not_ready": self._health.reasons(),
+            "pool": debug.pool_state(self._store.snapshot(), self._ledger, stats, now_s),
+            "ledger": debug.ledger_state(self._ledger),
+            "decisions": self._ring.render(now_s),
+        }
+
+
+class ExchangeMaker:
+    """Makes the exchange of each new stream."""
+
+    def __init__(self, director: Director, options: ServeOptions) -> None:
+        self._director = director
+        self._options = ExchangeOptions(
+            limits=Limits(max_request_body_bytes=options.max_request_body_bytes),
+            request_timeout_s=options.request_timeout_s,
+        )
+
+    def __call__(self, stream: Stream) -> Exchange:
+        loop = asyncio.get_running_loop()
+        return Exchange(stream, self._director, self._options, clock=time.monotonic, call_later=loop.call_later)
+
+
+def _report_failure(task: asyncio.Task[None]) -> None:
+    """A background job that dies is a bug; requests go on without it, and the log says so."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s stopped by an unexpected error", task.get_name(), exc_info=error)
+
+
+def _load(config_file: str | None, config_text: str | None, services: Services) -> ResolvedConfig:
+    if config_file is not None:
+        try:
+            text, filename = Path(config_file).read_text(encoding="utf-8"), config_file
+        except OSError as error:
+            raise Problem(
+                f"{config_file}: cannot be read: {error.strerror}; --config-file names an EndpointPickerConfig"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise Problem(f"{config_file}: is not UTF-8 text; --config-file names an EndpointPickerConfig") from error
+    elif config_text is not None:
+        text, filename = config_text, "--config-text"
+    else:
+        text, filename = BUILT_IN_CONFIG, BUILT_IN
+    return load_config(text, filename=filename, registry=Registry.discover("epp.plugins"), services=services)
+
+
+def _engines(extractors: list[CoreMetricsExtractor]) -> Engines:
+    if not extractors:
+        return Engines()
+    parameters = extractors[0].parameters
+    own = [
+        EngineMapping.from_specs(**config.model_dump(exclude={"custom_metrics"}))
+        for config in parameters.engine_configs
+    ]
+    try:
+        return Engines(own, default=parameters.default_engine, label=parameters.engine_label_key)
+    except EngineError as error:
+        raise Problem(f"{extractors[0].name}: {error}") from error
