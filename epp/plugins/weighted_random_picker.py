@@ -1,7 +1,8 @@
 """Picks by chance, in proportion to the total score."""
 
-import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from epp.plugins._picking import CountingPicker
 from epp.scheduling.candidates import Candidates
@@ -20,11 +21,10 @@ class WeightedRandomPicker(CountingPicker):
     plugin_type = "weighted-random-picker"
 
     def pick(self, cycle: Cycle, candidates: Candidates, totals: FloatArray) -> Sequence[int]:
-        def key(score: float) -> tuple[float, float]:
-            # The logarithm of the key keeps the order and does not underflow for small scores.
-            uniform = 1.0 - cycle.rng.random()
-            return (math.log(uniform) / score, 0.0) if score > 0 else (-math.inf, uniform)
-
-        keys = [key(score) for score in totals.tolist()]
-        order = sorted(range(len(keys)), key=keys.__getitem__, reverse=True)
-        return [int(candidates.rows[i]) for i in order[: self.count]]
+        uniform = 1.0 - np.array([cycle.rng.random() for _ in range(len(candidates))])
+        # The logarithm of the key keeps the order and does not underflow for small scores.
+        keys = np.full(len(candidates), -np.inf)
+        with np.errstate(over="ignore"):
+            np.divide(np.log(uniform), totals, out=keys, where=totals > 0)
+        order = np.lexsort((uniform, keys))[::-1]
+        return [int(row) for row in candidates.rows[order[: self.count]]]

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from epp.pool.snapshot import FloatArray, Snapshot
 
@@ -44,6 +45,9 @@ class PrefixIndex:
         self._slots: list[_Slot | None] = []
         self._by_id: dict[str, _Slot] = {}
         self._blocks = 0
+        # Row of each slot in the snapshots of one version; endpoints outside it get the row after the last.
+        self._row_of_slot: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)
+        self._rows_version: int | None = None
 
     def __len__(self) -> int:
         """Blocks over all endpoints; one that two endpoints have counts twice."""
@@ -59,19 +63,19 @@ class PrefixIndex:
 
     def match(self, hashes: Sequence[int], snapshot: Snapshot) -> FloatArray:
         """Blocks of the chain that each endpoint holds without a gap from the start, in the order of `snapshot`."""
-        matched = np.zeros(len(snapshot))
+        matched = np.zeros(len(snapshot) + 1)
+        rows = self._rows(snapshot)
         holding = self._holders.get(hashes[0], 0) if hashes else 0
-        if not holding:
-            return matched
         for count, block in enumerate(hashes):
             still = holding & self._holders.get(block, 0)
             if still != holding:
-                self._record(matched, holding ^ still, count, snapshot)
+                matched[rows[_slots_in(holding ^ still)]] = count
                 holding = still
-                if not holding:
-                    return matched
-        self._record(matched, holding, len(hashes), snapshot)
-        return matched
+            if not holding:
+                break
+        if holding:
+            matched[rows[_slots_in(holding)]] = len(hashes)
+        return matched[:-1]
 
     def insert(self, endpoint_id: str, hashes: Sequence[int], capacity_blocks: int) -> None:
         """The endpoint will have this chain cached. It is remembered with at most `capacity_blocks` blocks in all."""
@@ -95,6 +99,7 @@ class PrefixIndex:
         if slot is not None:
             self._drop_oldest(slot, len(slot.blocks))
             self._slots[slot.bit.bit_length() - 1] = None
+            self._rows_version = None
 
     @property
     def _entry_bytes(self) -> int:
@@ -108,16 +113,16 @@ class PrefixIndex:
             number = len(self._slots)
             self._slots.append(None)
         slot = self._slots[number] = self._by_id[endpoint_id] = _Slot(endpoint_id, number)
+        self._rows_version = None
         return slot
 
-    def _record(self, matched: FloatArray, mask: int, count: int, snapshot: Snapshot) -> None:
-        while mask:
-            bit = mask & -mask
-            slot = self._slots[bit.bit_length() - 1]
-            row = snapshot.row_by_id.get(slot.endpoint_id) if slot is not None else None
-            if row is not None:
-                matched[row] = count
-            mask ^= bit
+    def _rows(self, snapshot: Snapshot) -> npt.NDArray[np.intp]:
+        if snapshot.endpoints_version != self._rows_version:
+            outside, row_by_id = len(snapshot), snapshot.row_by_id
+            rows = [outside if slot is None else row_by_id.get(slot.endpoint_id, outside) for slot in self._slots]
+            self._row_of_slot = np.array(rows, dtype=np.intp)
+            self._rows_version = snapshot.endpoints_version
+        return self._row_of_slot
 
     def _drop_oldest(self, slot: _Slot, count: int) -> None:
         holders, bit = self._holders, slot.bit
@@ -129,3 +134,11 @@ class PrefixIndex:
             else:
                 del holders[block]
             self._blocks -= 1
+
+
+def _slots_in(mask: int) -> int | npt.NDArray[np.intp]:
+    """Numbers of the slots whose bits are set: an array for many, for the common one just its number."""
+    if mask & (mask - 1) == 0:
+        return mask.bit_length() - 1
+    octets = mask.to_bytes(mask.bit_length() // 8 + 1, "little")
+    return np.flatnonzero(np.unpackbits(np.frombuffer(octets, dtype=np.uint8), bitorder="little"))

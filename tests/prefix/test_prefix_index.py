@@ -1,5 +1,6 @@
 """The index credits an endpoint with exactly what it was sent, from the start, and stays within its bounds."""
 
+import itertools
 import random
 import tracemalloc
 
@@ -14,8 +15,12 @@ from epp.prefix.index import ENTRY_BYTES, PrefixIndex
 PLENTY = 1 << 30
 
 
+VERSIONS = itertools.count()
+
+
 def pool(*names: str) -> Snapshot:
-    return Snapshot.build(tuple(Endpoint("ns", name, "10.0.0.1", 8000 + i) for i, name in enumerate(names)))
+    endpoints = tuple(Endpoint("ns", name, "10.0.0.1", 8000 + i) for i, name in enumerate(names))
+    return Snapshot.build(endpoints, endpoints_version=next(VERSIONS))
 
 
 def test_a_match_is_contiguous_from_the_start():
@@ -98,6 +103,16 @@ def test_a_bound_too_small_for_one_block_keeps_nothing():
     index = PrefixIndex(ENTRY_BYTES - 1)
     index.insert("ns/a", [1, 2, 3], 100)
     assert len(index) == 0
+
+
+def test_the_same_pool_seen_again_knows_endpoints_that_came_into_the_index_meanwhile():
+    index, members = PrefixIndex(PLENTY), pool("a", "b")
+    index.insert("ns/b", [1], 100)
+    assert index.match([1], members).tolist() == [0, 1]
+    index.insert("ns/a", [1], 100)
+    assert index.match([1], members).tolist() == [1, 1]
+    index.forget("ns/b")
+    assert index.match([1], members).tolist() == [1, 0]
 
 
 def test_many_endpoints_share_one_prefix():
