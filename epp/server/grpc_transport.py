@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 # After an end of input, how long to wait for the reset that may stand behind it: gRPC reports a reset first as an end
 # of input and only then as a cancellation.
-RESET_WAIT_S = 0.005
+RESET_WAIT_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)

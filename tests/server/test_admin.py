@@ -1,0 +1,126 @@
+"""The admin pages over real HTTP."""
+
+import json
+import math
+import socket
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from epp.ledger import Ledger
+from epp.scheduling.plugin import IgnoredParameters, Plugin, Services
+from epp.server.admin import AdminServer
+from epp.server.health import HealthState
+from epp.server.listen import CannotListen, TcpAddress
+
+
+class Quiet(Plugin):
+    plugin_type = "quiet"
+
+
+class Talkative(Plugin):
+    plugin_type = "talkative"
+
+    def dump_state(self) -> Mapping[str, Any]:
+        return {"entries": 3, "rate": math.inf}
+
+
+class Broken(Plugin):
+    plugin_type = "broken"
+
+    def dump_state(self) -> Mapping[str, Any]:
+        raise ValueError("secret")
+
+
+@pytest.fixture
+def reasons() -> list[str]:
+    return []
+
+
+@pytest.fixture
+async def admin(reasons: list[str]) -> AsyncIterator[AdminServer]:
+    registry = CollectorRegistry()
+    Counter("things", "Things.", registry=registry).inc()
+    services = Services(ledger=Ledger())
+    server = AdminServer(
+        TcpAddress(0, "--metrics-port", "127.0.0.1"),
+        registry=registry,
+        health=HealthState(lambda: reasons),
+        state=lambda: {"load": math.inf, "waiting": math.nan, "array": np.array([1.0]), "set": frozenset()},
+        plugins=[kind(kind.plugin_type, IgnoredParameters(), services) for kind in (Quiet, Talkative, Broken)],
+    )
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def http(admin: AdminServer) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{admin.port}") as session:
+        yield session
+
+
+async def test_metrics_in_both_formats(http: aiohttp.ClientSession) -> None:
+    async with http.get("/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain")
+        assert "things_total 1.0" in await response.text()
+    async with http.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as response:
+        assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert (await response.text()).endswith("# EOF\n")
+
+
+async def test_healthz_is_about_the_process_and_readyz_about_requests(
+    http: aiohttp.ClientSession, reasons: list[str]
+) -> None:
+    async with http.get("/readyz") as response:
+        assert response.status == 200
+    reasons.append("no endpoints yet")
+    async with http.get("/readyz") as response:
+        assert (response.status, await response.text()) == (503, "no endpoints yet\n")
+    async with http.get("/healthz") as response:
+        assert response.status == 200
+
+
+async def test_debug_state_is_valid_json_whatever_the_numbers(http: aiohttp.ClientSession) -> None:
+    async with http.get("/debug/state") as response:
+        assert response.content_type == "application/json"
+        state = json.loads(await response.text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert state["load"] is None
+    assert state["waiting"] is None
+
+
+async def test_plugin_state_has_the_shape_that_tools_for_llm_d_read(http: aiohttp.ClientSession) -> None:
+    async with http.get("/debug/plugins/state") as response:
+        page = await response.json()
+    assert page["timestamp"].endswith("Z")
+    assert page["plugins"] == {
+        "quiet": {"name": "quiet", "type": "quiet", "message": "plugin does not support state collection"},
+        "talkative": {"name": "talkative", "type": "talkative", "state": {"entries": 3, "rate": None}},
+        "broken": {"name": "broken", "type": "broken", "message": "state collection failed: ValueError"},
+    }
+
+
+async def test_other_methods_are_told_what_is_allowed(http: aiohttp.ClientSession) -> None:
+    async with http.post("/debug/plugins/state") as response:
+        assert response.status == 405
+        assert "GET" in response.headers["Allow"]
+
+
+async def test_the_index_lists_every_page(http: aiohttp.ClientSession, admin: AdminServer) -> None:
+    async with http.get("/") as response:
+        text = await response.text()
+    paths = {resource.canonical for resource in admin.app().router.resources()} - {"/"}
+    assert paths
+    assert all(path in text for path in paths)
+
+
+async def test_a_port_in_use_is_one_line(admin: AdminServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = TcpAddress(taken.getsockname()[1], "--metrics-port", "127.0.0.1")
+        rival = AdminServer(address, registry=CollectorRegistry(), health=HealthState(list), state=dict, plugins=())
+        with pytest.raises(CannotListen, match="--metrics-port"):
+            await rival.start()

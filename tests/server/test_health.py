@@ -1,0 +1,96 @@
+"""One live state behind every health service name, on the ext_proc port and on its own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from grpc import aio
+from grpc_health.v1.health_pb2 import (
+    HealthCheckRequest,
+    HealthCheckResponse,
+    HealthListRequest,
+    HealthListResponse,
+)
+
+from epp.server.grpc_transport import ext_proc_server, health_server
+from epp.server.health import LIVENESS, READINESS_SERVICES, HealthState
+from epp.server.listen import TcpAddress
+
+SERVING, NOT_SERVING, UNKNOWN = (
+    HealthCheckResponse.SERVING,
+    HealthCheckResponse.NOT_SERVING,
+    HealthCheckResponse.SERVICE_UNKNOWN,
+)
+
+
+@pytest.fixture
+def reasons() -> list[str]:
+    return []
+
+
+@pytest.fixture
+async def state(reasons: list[str]) -> HealthState:
+    return HealthState(lambda: reasons)
+
+
+@pytest.fixture(params=["ext_proc port", "health port"])
+async def channel(request: pytest.FixtureRequest, state: HealthState) -> AsyncIterator[aio.Channel]:
+    address = TcpAddress(0, "--grpc-health-port", "127.0.0.1")
+    if request.param == "health port":
+        server = health_server(state, [address])
+    else:
+        server = ext_proc_server(lambda stream: pytest.fail("no stream expected"), [address], state)
+    await server.start()
+    async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        yield channel
+    await server.stop()
+
+
+async def check(channel: aio.Channel, service: str) -> int:
+    call = channel.unary_unary(
+        "/grpc.health.v1.Health/Check", HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
+    )
+    return (await call(HealthCheckRequest(service=service))).status
+
+
+async def statuses(channel: aio.Channel) -> dict[str, int]:
+    call = channel.unary_unary(
+        "/grpc.health.v1.Health/List", HealthListRequest.SerializeToString, HealthListResponse.FromString
+    )
+    return {name: response.status for name, response in (await call(HealthListRequest())).statuses.items()}
+
+
+async def test_every_name_that_proxies_and_probes_use_is_answered(channel: aio.Channel) -> None:
+    for service in ("", "liveness", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor"):
+        assert await check(channel, service) == SERVING
+    assert set(await statuses(channel)) == {*READINESS_SERVICES, LIVENESS}
+    assert set((await statuses(channel)).values()) == {SERVING}
+
+
+async def test_an_unknown_name_is_a_status_and_no_error(channel: aio.Channel) -> None:
+    assert await check(channel, "somebody.else") == UNKNOWN
+
+
+async def test_not_ready_and_draining_leave_only_liveness_serving(
+    channel: aio.Channel, state: HealthState, reasons: list[str]
+) -> None:
+    expected = dict.fromkeys(READINESS_SERVICES, NOT_SERVING) | {LIVENESS: SERVING}
+    reasons.append("no endpoints yet")
+    assert await statuses(channel) == expected
+    reasons.clear()
+    assert await check(channel, "readiness") == SERVING
+    state.start_draining()
+    assert await statuses(channel) == expected
+
+
+async def test_a_watch_tells_each_change_and_ends_when_the_process_stops(
+    channel: aio.Channel, state: HealthState
+) -> None:
+    call = channel.unary_stream(
+        "/grpc.health.v1.Health/Watch", HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
+    )(HealthCheckRequest(service=""))
+    assert (await call.read()).status == SERVING
+    state.start_draining()
+    assert (await asyncio.wait_for(call.read(), 0.9)).status == NOT_SERVING
+    state.start_stopping()
+    assert await asyncio.wait_for(call.read(), 0.9) is aio.EOF
