@@ -94,7 +94,7 @@ class _OpenAiAnswer(Answer):
     def chunk(self, choices: list[Json], **more: Any) -> bytes:
         data = self.head(self.chunk_name) | {"choices": choices}
         if self.job.continuous_usage:
-            data["usage"] = self.usage(streaming=True)
+            data["usage"] = self.usage(streaming=True) | {"completion_tokens_details": None}
         return event(data | more)
 
     def last_field(self, last: bool) -> Json:
@@ -130,11 +130,9 @@ class CompletionsAnswer(_OpenAiAnswer):
 
     def whole(self) -> Json:
         end = {"finish_reason": self.finish_reason, "stop_reason": None, "token_ids": None, "prompt_logprobs": None}
+        end |= {"prompt_token_ids": None, "routed_experts": None}
         return self.whole_of(
-            [
-                {"index": i, "text": self.text(i), "logprobs": None} | end | {"prompt_token_ids": None}
-                for i in range(len(self.texts))
-            ]
+            [{"index": i, "text": self.text(i), "logprobs": None} | end for i in range(len(self.texts))]
         )
 
 

@@ -21,6 +21,12 @@ _UNSET: Json = {
     "top_logprobs": None,
     "truncation": "disabled",
     "user": None,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "kv_transfer_params": None,
+    "ec_transfer_params": None,
+    "input_messages": None,
+    "output_messages": None,
 }
 
 

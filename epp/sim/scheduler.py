@@ -108,7 +108,6 @@ class Scheduler:
         sequence = self.running.pop()
         self.kv.release(sequence.blocks)
         sequence.blocks = []
-        sequence.computed_tokens = sequence.published_blocks = 0
         self.waiting.appendleft(sequence)
         self._totals.preemptions_total += 1
         return sequence

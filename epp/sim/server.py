@@ -115,12 +115,12 @@ class SimServer:
 
     @web.middleware
     async def _record(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not request.path.startswith(_NOT_RECORDED):
-            body = await request.read()
-            self.recorder.add(Recorded(request.method, request.raw_path, request.raw_headers, body))
         try:
+            if not request.path.startswith(_NOT_RECORDED):
+                body = await request.read()
+                self.recorder.add(Recorded(request.method, request.raw_path, request.raw_headers, body))
             return await handler(request)
-        except web.HTTPException as error:  # no such path, or not with this method
+        except web.HTTPException as error:  # no such path, not with this method, too large
             return web.json_response({"detail": error.reason}, status=error.status)
 
     async def _models(self, request: web.Request) -> web.Response:
