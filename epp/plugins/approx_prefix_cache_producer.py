@@ -84,8 +84,6 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
         super().__init__(name, parameters, services)
         self._auto_tune = parameters.auto_tune
         self._configured_block_size_tokens = max(parameters.configured_block_size_tokens, MIN_BLOCK_SIZE_TOKENS)
-        if parameters.block_size is not None:
-            _log.warning("plugin %s: blockSize is deprecated; use blockSizeTokens", name)
         self._max_tokens = parameters.max_prefix_tokens_to_match
         self._max_blocks = parameters.max_prefix_blocks_to_match
         capacity = parameters.lru_capacity_per_server
