@@ -38,7 +38,7 @@ class Job:
         prompts: rendered to bytes; one choice of the answer for each.
         max_output_tokens: `None` when the client left it to the server.
         include_usage, continuous_usage: of `stream_options`.
-        options: what else the answer repeats or needs.
+        base64: embeddings are wanted as base64 of little-endian floats.
     """
 
     model: str | None
@@ -48,7 +48,7 @@ class Job:
     include_usage: bool = False
     continuous_usage: bool = False
     cache_salt: str = ""
-    options: Json = field(default_factory=dict)
+    base64: bool = False
 
 
 @dataclass(slots=True)

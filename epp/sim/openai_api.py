@@ -64,7 +64,7 @@ def parse_chat(body: Json) -> Job:
 
 def parse_embeddings(body: Json) -> Job:
     prompts = parse_prompts(body.get("input"), "input")
-    return Job(body.get("model"), prompts, 1, options={"base64": body.get("encoding_format") == "base64"})
+    return Job(body.get("model"), prompts, 1, base64=body.get("encoding_format") == "base64")
 
 
 class _OpenAiAnswer(Answer):
@@ -97,8 +97,8 @@ class _OpenAiAnswer(Answer):
             data["usage"] = self.usage(streaming=True) | {"completion_tokens_details": None}
         return event(data | more)
 
-    def last_field(self, last: bool) -> Json:
-        """The fingerprint stands in the last chunk: that of the usage if there is one."""
+    def fingerprint(self, last: bool) -> Json:
+        """For the last chunk with a choice, unless a chunk with the usage follows: then it stands there."""
         return {"system_fingerprint": _FINGERPRINT} if last and not self.job.include_usage else {}
 
     def closing(self) -> bytes:
@@ -126,7 +126,7 @@ class CompletionsAnswer(_OpenAiAnswer):
         fields = {"index": choice, "text": self.texts[choice][-1], "logprobs": None}
         end = {"finish_reason": self.finish_reason if last else None, "stop_reason": None}
         done = last and choice == len(self.job.prompts) - 1
-        return self.chunk([fields | end | {"prompt_token_ids": None, "token_ids": None}], **self.last_field(done))
+        return self.chunk([fields | end | {"prompt_token_ids": None, "token_ids": None}], **self.fingerprint(done))
 
     def whole(self) -> Json:
         end = {"finish_reason": self.finish_reason, "stop_reason": None, "token_ids": None, "prompt_logprobs": None}
@@ -156,7 +156,7 @@ class ChatAnswer(_OpenAiAnswer):
             self.texts[choice].append(newest)
         fields: Json = {"index": choice, "delta": {"content": self.texts[choice][-1]}, "logprobs": None}
         end = {"finish_reason": self.finish_reason, "stop_reason": None} if last else {"finish_reason": None}
-        return first + self.chunk([fields | end | {"token_ids": None}], **self.last_field(last))
+        return first + self.chunk([fields | end | {"token_ids": None}], **self.fingerprint(last))
 
     def whole(self) -> Json:
         empty = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "reasoning": None}
@@ -188,6 +188,6 @@ class EmbeddingsAnswer(_OpenAiAnswer):
 
     def _vector(self, prompt: bytes) -> list[float] | str:
         vector = [xxhash.xxh32_intdigest(prompt, seed) / 2**32 for seed in range(_EMBEDDING_SIZE)]
-        if self.job.options["base64"]:
+        if self.job.base64:
             return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
         return vector

@@ -39,7 +39,7 @@ class SimServer:
 
     def __init__(self, config: SimConfig) -> None:
         self.config = config
-        self.faults = FaultState()
+        self._faults = FaultState()
         self.recorder = Recorder()
         rng = random.Random(config.seed)
         self.engine = Engine(config.engine, rng)
@@ -90,11 +90,11 @@ class SimServer:
 
     def break_with(self, faults: Faults) -> None:
         """Put these faults in force instead of those before; `Faults()` heals."""
-        self.faults.replace(faults)
+        self._faults.replace(faults)
         self.engine.slow_factor = faults.slow_factor
 
     def _app(self) -> web.Application:
-        service = InferenceService(self.config, self._runner, self.faults)
+        service = InferenceService(self.config, self._runner, self._faults)
         app = web.Application(client_max_size=_MOST_BODY_BYTES, middlewares=[self._record])
         app.on_response_prepare.append(self._sign)
         app.add_routes([web.post(path, service.handle) for path in APIS])
@@ -131,17 +131,17 @@ class SimServer:
         return web.json_response({"object": "list", "data": [m | base | {"root": m["id"]} for m in models]})
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(status=503 if self.faults.current.unhealthy else 200)
+        return web.Response(status=503 if self._faults.current.unhealthy else 200)
 
     # --- metrics: a page that is brought up to date on a clock of its own, so that readers see old values ---------
 
     def _update_metrics(self) -> None:
-        if self.faults.current.metrics is not MetricsFault.FROZEN:
+        if self._faults.current.metrics is not MetricsFault.FROZEN:
             self._page.record(self.engine.metrics(), time.time())
         self._metrics_timer = asyncio.get_running_loop().call_later(self._metrics_interval_s, self._update_metrics)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        fault = self.faults.current.metrics
+        fault = self._faults.current.metrics
         if fault is MetricsFault.HANG:
             await asyncio.Event().wait()
         page = GARBAGE_PAGE if fault is MetricsFault.GARBAGE else self._page.render()
@@ -150,7 +150,7 @@ class SimServer:
     # --- the door for tests and demonstrations ----------------------------------------------------------------------
 
     async def _show_faults(self, request: web.Request) -> web.Response:
-        return web.json_response(text=self.faults.current.model_dump_json())
+        return web.json_response(text=self._faults.current.model_dump_json())
 
     async def _set_faults(self, request: web.Request) -> web.Response:
         try:

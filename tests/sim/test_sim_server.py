@@ -132,6 +132,18 @@ async def test_gzip_bodies_are_read_and_recorded_as_sent(http: aiohttp.ClientSes
         assert response.status == 404
 
 
+async def test_prompts_of_other_tenants_and_adapters_share_no_cache(
+    http: aiohttp.ClientSession, server: SimServer
+) -> None:
+    async def cached_tokens(**changes: str) -> int:
+        async with http.post(url(server), json=COMPLETION | {"prompt": "x" * 640} | changes) as response:
+            return (await response.json())["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert [await cached_tokens() for _ in range(2)] == [0, 144]
+    assert [await cached_tokens(cache_salt="tenant") for _ in range(2)] == [0, 144]
+    assert [await cached_tokens(model="lora-a") for _ in range(2)] == [0, 144]
+
+
 # --- capacity ---------------------------------------------------------------------------------------------------------
 
 
