@@ -135,7 +135,9 @@ class Draft:
         try:
             self.instances[name] = plugin_class(name, validated, self._services)
         except Exception as error:  # whatever a constructor dislikes is a fault of its configuration
-            message = f"failed to create plugin '{printable(name)}' (type: {printable(type_name)}): {error}"
+            message = (
+                f"failed to create plugin '{printable(name)}' (type: {printable(type_name)}): {printable(str(error))}"
+            )
             self.problem(parameters_at if self.document.exists(parameters_at) else path, message)
 
     def _note_stability(self, type_name: str, plugin_class: type[Plugin], path: KeyPath) -> None:

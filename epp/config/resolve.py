@@ -7,20 +7,21 @@ nothing is said. Every stage reports all that is wrong before it stops.
 # mypy: disable-error-code="type-abstract"
 # Roles are abstract classes; they are passed on here to ask for instances, never to be instantiated.
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from epp.config import defaults
 from epp.config.draft import Draft
 from epp.config.errors import ConfigError, KeyPath, Remark, did_you_mean, printable, shown
 from epp.config.loader import Document, load_document
+from epp.config.profiles import resolve_profile_handler, resolve_profiles
 from epp.config.schema import (
     API_VERSION,
     DEPRECATED_API_VERSION,
     KIND,
     EndpointPickerConfig,
     PluginReference,
-    SchedulingProfile,
+    SourceSpec,
 )
 from epp.config.validation import validate
 from epp.scheduling.pipeline import ProducerCycleError, in_data_order
@@ -28,14 +29,11 @@ from epp.scheduling.plugin import (
     DataSource,
     Discovery,
     Extractor,
-    Filter,
     Parser,
-    Picker,
     Plugin,
     Producer,
     ProfileHandler,
     SaturationDetector,
-    Scorer,
     Services,
 )
 from epp.scheduling.registry import Registry
@@ -43,6 +41,8 @@ from epp.scheduling.scheduler import Profile
 
 FEATURE_GATES: Mapping[str, bool] = {"flowControl": False, "haPopulateNonLeaderDatastore": True}
 UNAVAILABLE_GATES = ("flowControl",)
+# Plugins that in llm-d extract data from a source that they may bring along themselves. Ours need none.
+SELF_FED = ("inflight-load-producer",)
 _BOOLEANS = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
 
 
@@ -107,13 +107,13 @@ def load_config(
     gates = _feature_gates(draft)
     draft.declare_all()
 
-    profiles = _profiles(draft)
-    handler = _profile_handler(draft, profiles)
+    profiles = resolve_profiles(draft)
+    handler = resolve_profile_handler(draft)
     parsers = _parsers(draft)
     detector = _saturation_detector(draft)
-    sources = _sources(draft)
     discovery = _discovery(draft)
     defaults.add_missing_producers(draft)
+    sources = _sources(draft)
     _check_producer_order(draft)
     draft.stop_on_problems()
     assert handler is not None  # or there was a problem
@@ -178,78 +178,6 @@ def _feature_gates(draft: Draft) -> Mapping[str, bool]:
     return gates
 
 
-# --- profiles -----------------------------------------------------------------------------------------------------
-
-
-def _profiles(draft: Draft) -> list[Profile]:
-    given = draft.spec.scheduling_profiles or (defaults.default_profile(draft),)
-    profiles: list[Profile] = []
-    seen: set[str] = set()
-    for index, spec in enumerate(given):
-        path: KeyPath = ("schedulingProfiles", index)
-        if not spec.name:
-            draft.problem(path, "is missing a name", "add `name:`")
-        elif spec.name in seen:
-            message = f"has duplicate name '{printable(spec.name)}'"
-            draft.problem((*path, "name"), message, "give each profile its own name")
-        seen.add(spec.name)
-        profile = _profile(draft, spec, path)
-        if profile is not None:
-            profiles.append(profile)
-    return profiles
-
-
-def _profile(draft: Draft, spec: SchedulingProfile, path: KeyPath) -> Profile | None:
-    filters: list[Filter] = []
-    scorers: list[tuple[Scorer, float]] = []
-    pickers: list[Picker] = []
-    for index, entry in enumerate(spec.plugins):
-        at: KeyPath = (*path, "plugins", index)
-        if not entry.plugin_ref:
-            draft.problem(at, "is missing a 'pluginRef'", "add `pluginRef:` with the name of a plugin")
-            continue
-        plugin: Plugin | None = draft.find(entry.plugin_ref, Plugin, "a plugin", at)
-        if isinstance(plugin, Filter):
-            filters.append(plugin)
-        if isinstance(plugin, Scorer):
-            scorers.append((plugin, defaults.SCORER_WEIGHT if entry.weight is None else entry.weight))
-        elif plugin is not None and entry.weight is not None:
-            draft.notice((*at, "weight"), f"'{printable(plugin.name)}' is no scorer: its weight is ignored")
-        if isinstance(plugin, Picker):
-            pickers.append(plugin)
-            if len(pickers) > 1:
-                message = f"a profile has one picker; '{printable(pickers[0].name)}' is there already"
-                draft.problem(at, message, "remove one of them")
-        if plugin is not None and not isinstance(plugin, Filter | Scorer | Picker):
-            name = printable(plugin.name)
-            draft.notice(at, f"'{name}' is neither filter, scorer nor picker: in a profile it does nothing")
-    picker = pickers[0] if pickers else defaults.default_picker(draft, path)
-    return None if picker is None else Profile(spec.name, tuple(filters), tuple(scorers), picker)
-
-
-def _profile_handler(draft: Draft, profiles: list[Profile]) -> ProfileHandler | None:
-    handlers = list(draft.of_role(ProfileHandler).values())
-    several = len(draft.spec.scheduling_profiles) > 1
-    if len(handlers) > 1:
-        names = ", ".join(f"'{printable(h.name)}'" for h in handlers)
-        message = f"multiple profile handlers found ({names}); only one is allowed"
-        draft.problem(draft.declared_at[handlers[1].name], message, "remove the others")
-        return None
-    if not handlers:
-        if not several:
-            return defaults.default_profile_handler(draft)
-        message = "no profile handler configured, and there are several profiles"
-        draft.problem(("schedulingProfiles",), message, "declare a handler under `plugins`, or keep one profile")
-        return None
-    if several and handlers[0].plugin_type == defaults.PROFILE_HANDLER:
-        message = f"{defaults.PROFILE_HANDLER} cannot support multiple scheduling profiles"
-        draft.problem(draft.declared_at[handlers[0].name], message, "keep one profile, or use another handler")
-    return handlers[0]
-
-
-# --- everything around the scheduler ------------------------------------------------------------------------------
-
-
 def _parsers(draft: Draft) -> list[Parser]:
     spec = draft.spec
     references: list[tuple[PluginReference, KeyPath]] = [
@@ -295,23 +223,34 @@ def _note_moved(draft: Draft, old: str, new: str, *, ignored: bool) -> None:
 
 def _sources(draft: Draft) -> list[Source]:
     layer = draft.spec.data_layer
-    given = [(spec, ("dataLayer", "sources", index)) for index, spec in enumerate(layer.sources)]
+    given: list[tuple[SourceSpec, KeyPath]] = [
+        (spec, ("dataLayer", "sources", index)) for index, spec in enumerate(layer.sources)
+    ]
     added = defaults.default_source(draft) if layer.inject_defaults else None
-    sources: list[Source] = []
-    for spec, path in [*given, *([(added, ("dataLayer", "sources", len(given)))] if added else [])]:
-        source = draft.find(spec.plugin_ref, DataSource, "a data source", path)
-        extractors = [
-            draft.find(reference.plugin_ref, Extractor, "an extractor", (*path, "extractors", index))
-            for index, reference in enumerate(spec.extractors)
-        ]
-        if not extractors:
-            draft.notice(path, "a source without extractors: nothing is read from it", "list its `extractors`")
-        if source is not None:
-            sources.append(Source(source, tuple(e for e in extractors if e is not None)))
-    if not given and added is None:
+    if added is not None:
+        given.append((added, ("dataLayer",)))
+    if not given and not any(p.plugin_type in SELF_FED for p in draft.instances.values()):
         message = "data layer enabled but no data sources configured"
         draft.problem(("dataLayer", "injectDefaults"), message, "add `sources`, or remove `injectDefaults: false`")
+    sources: list[Source] = []
+    for spec, path in given:
+        source = draft.find(spec.plugin_ref, DataSource, "a data source", path)
+        if not spec.extractors:
+            draft.notice(path, "a source without extractors: nothing is read from it", "list its `extractors`")
+        extractors = tuple(_extractors(draft, spec, path))
+        if source is not None:
+            sources.append(Source(source, extractors))
     return sources
+
+
+def _extractors(draft: Draft, spec: SourceSpec, path: KeyPath) -> Iterator[Extractor]:
+    for index, reference in enumerate(spec.extractors):
+        at = (*path, "extractors", index)
+        plugin = draft.instances.get(reference.plugin_ref)
+        if plugin is not None and plugin.plugin_type in SELF_FED:
+            draft.notice(at, f"'{printable(plugin.name)}' needs no data source: the entry is ignored")
+        elif extractor := draft.find(reference.plugin_ref, Extractor, "an extractor", at):
+            yield extractor
 
 
 def _discovery(draft: Draft) -> Discovery | None:

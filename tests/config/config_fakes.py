@@ -127,6 +127,10 @@ class Tokens(_Producer):
         return (TOKENIZED_PROMPT.by(self.name),)
 
 
+class InFlight(Tokens):
+    plugin_type = "inflight-load-producer"
+
+
 class Approx(_Producer):
     plugin_type = "approx-prefix-cache-producer"
     parameters_model = ProducerParameters
@@ -180,7 +184,7 @@ PARSERS = [
 ]
 PLUGINS: list[type[Plugin]] = [
     *(Queue, Kv, Session, Prefix, Decode, ByLabel, ContextLength, MaxScore, RandomPicker, SingleProfile),
-    *(DataParallel, Tokens, Approx, Utilization, Concurrency, Metrics, CoreMetrics, FileDiscovery, *PARSERS),
+    *(DataParallel, Tokens, InFlight, Approx, Utilization, Concurrency, Metrics, CoreMetrics, FileDiscovery, *PARSERS),
 ]
 REGISTRY = Registry(PLUGINS)
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"

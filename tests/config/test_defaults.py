@@ -259,6 +259,16 @@ def test_a_source_without_extractors_is_mentioned() -> None:
     assert [n.split(": ")[2] for n in notices(resolved)] == ["a source without extractors"]
 
 
+def test_a_plugin_that_needs_no_source_may_be_listed_as_an_extractor_and_may_be_all_there_is() -> None:
+    declared = "plugins: [{type: inflight-load-producer}, {type: metrics-data-source}]\n"
+    source = "{pluginRef: metrics-data-source, extractors: [{pluginRef: inflight-load-producer}]}"
+    resolved = load(f"{declared}dataLayer: {{sources: [{source}]}}")
+    assert notices(resolved) == [
+        "4: dataLayer.sources[0].extractors[0]: 'inflight-load-producer' needs no data source: the entry is ignored"
+    ]
+    assert load(f"{declared}dataLayer: {{injectDefaults: false}}").sources == ()
+
+
 def test_discovery_is_wired_and_an_unused_one_is_mentioned() -> None:
     declared = "plugins: [{type: file-discovery}]\n"
     assert load(declared + "dataLayer: {discovery: {pluginRef: file-discovery}}").discovery is not None
