@@ -1,0 +1,106 @@
+"""What goes into a prediction, what comes out, and what is learned from: the doors of this room."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class Target(Enum):
+    """What is predicted, in milliseconds."""
+
+    TTFT = "ttft"  # dispatch to the first token
+    TPOT = "tpot"  # per output token after the first
+    E2E = "e2e"  # dispatch to the end, for answers that do not stream
+
+
+class Source(Enum):
+    """Where a prediction comes from."""
+
+    PRIOR = "prior"  # the closed-form law
+    MODEL = "model"  # the boosted trees
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known of a request and of each candidate at the moment of decision. One row per candidate.
+
+    Arrays have one float per candidate; NaN is not known. A row that lacks what a feature needs is still predicted if the
+    model can do without, and is NaN in the prediction if not; it never spoils its neighbours.
+
+    Attributes:
+        endpoint_ids: one per row.
+        prompt_tokens: of the request; NaN when the body is opaque.
+        max_output_tokens: the client's cap; NaN without one.
+        is_prefill: the endpoint only prefills (by its role label).
+        uncached_tokens: prompt tokens that this endpoint would have to prefill.
+        waiting_requests, running_requests, kv_cache_usage_ratio: by the server's own word.
+        in_flight_requests: what we have sent there and has not ended.
+        prefill_tokens_in_flight: uncached prompt tokens of those, of which no token has come back yet.
+        decode_tokens_in_flight: context tokens (prompt and expected output) of those that are past their first token.
+    """
+
+    endpoint_ids: Sequence[str]
+    prompt_tokens: float
+    max_output_tokens: float
+    is_prefill: npt.NDArray[np.bool_]
+    uncached_tokens: FloatArray
+    waiting_requests: FloatArray
+    running_requests: FloatArray
+    kv_cache_usage_ratio: FloatArray
+    in_flight_requests: FloatArray
+    prefill_tokens_in_flight: FloatArray
+    decode_tokens_in_flight: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.endpoint_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One target's prediction, one float per candidate, in milliseconds; NaN is no prediction.
+
+    Attributes:
+        mean_ms: the point prediction.
+        bound_ms: the calibrated upper bound at the quantile that was asked for; equals `mean_ms` if none was.
+    """
+
+    mean_ms: FloatArray
+    bound_ms: FloatArray
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What each candidate would take. `features` is what it was made from, and what a sample of it is learned from.
+
+    Attributes:
+        features: (candidates, features) float32, columns as in `epp.latency.features.FEATURES`.
+        model_version: 0 is the prior alone.
+    """
+
+    features: npt.NDArray[np.float32]
+    ttft: Estimate
+    tpot: Estimate
+    e2e: Estimate | None
+    model_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request that really happened: the features of its decision, what was promised, and what came.
+
+    `None`: not observed (an answer that does not stream has no TPOT), or not predicted.
+    """
+
+    endpoint_id: str
+    features: npt.NDArray[np.float32]
+    at_s: float
+    actual_ms: dict[Target, float]
+    predicted_ms: dict[Target, float]
+    bound_ms: dict[Target, float]
+    source: Source | None
