@@ -74,6 +74,11 @@ class Message:
             case _:
                 return ()
 
+    def status(self) -> int | None:
+        """The HTTP status of response headers; `None` if it is missing or no number."""
+        text = (self.headers.get(":status") if self.headers is not None else None) or ""
+        return int(text) if text.isascii() and text.isdigit() and len(text) == 3 else None
+
     def served_address(self) -> str | None:
         """The server that Envoy says it used."""
         served = self._metadata(LB_NAMESPACE, DESTINATION_SERVED)

@@ -134,12 +134,13 @@ class Conversation:
         return step
 
     def closed(self, *, cancelled: bool = False, broken: bool = False) -> list[Event]:
-        """The stream is over. To be called at the end of every stream, ended by whom it may be; harmless when repeated.
+        """The stream is over. To be called at the end of every stream, whoever ended it; harmless when repeated.
+
+        With neither argument, Envoy half-closed the stream, or we ended it because the conversation had finished.
 
         Args:
             cancelled: Envoy reset the stream.
-            broken: the transport failed, or the protocol; nothing is known. Neither: Envoy half-closed the stream, or
-                we ended it because the conversation had finished.
+            broken: the transport failed, or the protocol; nothing is known.
         """
         self._closed = True
         events: list[Event] = []
@@ -309,7 +310,7 @@ class Conversation:
         return self._modes.request if side is Side.REQUEST else self._modes.response
 
     def _may_keep(self, message: Message, step: Step) -> bool:
-        """Count bytes that are to be kept until the decision. The first too many are reported, and none kept any more."""
+        """Count bytes that are to be kept until the decision. Once they are too many, that is told and none is kept."""
         if self._gathering.overflowed:
             return False
         if self._gathering.count(len(message.body)):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 from epp.wire import ext_proc_pb2 as pb
-from epp.wire.events import BodyMode, Headers, Rejection, Route
+from epp.wire.events import BodyMode, Headers, Rejection, RequestReady, Route
 from epp.wire.names import DESTINATION, DESTINATION_SCORES, LB_NAMESPACE, STRIPPED_FROM_CLIENTS
 from epp.wire.table import Kind, Side
 
@@ -64,14 +64,22 @@ def empty(side: Side, kind: Kind) -> bytes:
     return _EMPTY[kind][side]
 
 
-def route(route: Route, mode: BodyMode, kind: Kind, headers: Headers, new_body: Sequence[bytes] | None) -> bytes:
-    """The reply that sends the request on, as the answer to its part `kind`.
+def route(route: Route, mode: BodyMode, kind: Kind, request: RequestReady) -> list[bytes]:
+    """The replies that send the request on, as the answer to its part `kind`."""
+    # A body that was not shown whole cannot be replaced: the rest would follow the new one.
+    new_body = route.body if request.body is not None and request.body_complete else None
+    if mode is not BodyMode.FULL_DUPLEX_STREAMED:
+        return [_route(route, mode, kind, request.headers, new_body)]
+    messages = [_route(route, mode, Kind.HEADERS, request.headers, new_body)]
+    if request.body is not None:
+        has_trailers = kind is Kind.TRAILERS
+        messages += streamed_body(Side.REQUEST, new_body if new_body is not None else [request.body], not has_trailers)
+        if has_trailers:
+            messages.append(empty(Side.REQUEST, Kind.TRAILERS))
+    return messages
 
-    Args:
-        headers: what the client sent; those that may not come from a client are removed.
-        new_body: parts of what the body is replaced with; `None` leaves it. It is put into this reply only if this
-            answers a body: FULL_DUPLEX_STREAMED sends it afterwards.
-    """
+
+def _route(route: Route, mode: BodyMode, kind: Kind, headers: Headers, new_body: Sequence[bytes] | None) -> bytes:
     reply = pb.ProcessingResponse()
     if kind is Kind.TRAILERS:
         # Too late for headers; the metadata still routes where Envoy reads it.

@@ -1,8 +1,8 @@
 """Envoy's side of an ext_proc stream, written down independently of ours, on the full set of Envoy's messages.
 
 `EnvoyRules` is told each message that Envoy sends and judges each reply as Envoy's filter does: what kind may come
-when, and what becomes of headers and body. `parts_of` cuts an HTTP message as Envoy would in a mode, and `converse` lets
-a conversation and the rules talk until nothing is left to say.
+when, and what becomes of headers and body. `parts_of` cuts an HTTP message as Envoy would in a mode, and `converse`
+lets a conversation and the rules talk until nothing is left to say.
 """
 
 from collections import deque
