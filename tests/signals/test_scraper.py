@@ -5,6 +5,7 @@ import ipaddress
 import logging
 import random
 import ssl
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -252,6 +253,19 @@ async def test_a_refused_connection_is_counted_as_such() -> None:
         at.add("a", port)
         await at.scraped("a")
         assert set(at.errors) == {"connection"}
+
+
+async def test_a_packed_bomb_is_never_unpacked_in_whole() -> None:
+    bomb = gzip.compress(bytes(50_000_000))
+    async with lab(PATIENT) as at:
+        tracemalloc.start()
+        try:
+            await at.serve("a", saying(bomb, **GZIP))
+            await at.scraped("a")
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak_bytes < 10_000_000
 
 
 async def test_redirects_are_not_followed() -> None:
