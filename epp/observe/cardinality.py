@@ -11,7 +11,8 @@ from epp.inference.request import Request
 
 OTHER = "other"
 MAX_LABEL_VALUES = 1000  # llm-d default, of model names and of fairness ids each
-MAX_LABEL_SETS = 1000  # of all labels together: what memory and the cost of a scrape grow with
+# Of all labels together: what memory and the length of a page grow with. A set has some 300 lines.
+MAX_LABEL_SETS = 250
 MAX_LABEL_CHARACTERS = 256
 
 T = TypeVar("T", bound=Hashable)
@@ -38,7 +39,7 @@ class RequestLabels:
     """`(model_name, target_model_name, fairness_id, priority)` of requests, bounded.
 
     Model and target model share one bound; names from the configuration are always told apart. An empty value (no
-    model, say) stays empty.
+    model, say) stays empty. When there are too many sets, tenants fold first, then models.
     """
 
     NAMES = ("model_name", "target_model_name", "fairness_id", "priority")
@@ -46,17 +47,20 @@ class RequestLabels:
     def __init__(self, configured_models: Collection[str] = ()) -> None:
         self._models = Admission(MAX_LABEL_VALUES, ("", *configured_models))
         self._fairness_ids = Admission(MAX_LABEL_VALUES, ("",))
-        self._sets: Admission[tuple[str, str, str, str]] = Admission(MAX_LABEL_SETS)
+        self._sets: Admission[tuple[str, ...]] = Admission(MAX_LABEL_SETS)
+        self._sets_without_tenant: Admission[tuple[str, ...]] = Admission(MAX_LABEL_SETS)
 
     def of(self, request: Request) -> tuple[str, str, str, str]:
-        priority = str(request.priority)
-        labels = (
+        model, target_model, priority = (
             self.model(request.model),
             self.model(request.target_model),
-            _folded(request.fairness_id, self._fairness_ids),
-            priority,
+            str(request.priority),
         )
-        return labels if self._sets(labels) else (OTHER, OTHER, OTHER, priority)
+        labels = (model, target_model, _folded(request.fairness_id, self._fairness_ids), priority)
+        if self._sets(labels):
+            return labels
+        labels = (model, target_model, OTHER, priority)
+        return labels if self._sets_without_tenant(labels) else (OTHER, OTHER, OTHER, priority)
 
     def model(self, name: str | None) -> str:
         return _folded(name or "", self._models)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.registry import Collector
 
 from epp.inference.request import Request
@@ -55,8 +55,6 @@ class Metrics:
             legacy: also show families under their older names.
             commit, build_ref: labels of the info gauge.
         """
-        # llm-d has no `_created` gauge beside every series.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         families = Families(registry)
         labels = RequestLabels(configured_models)
         self.requests = RequestMetrics(families, labels)
@@ -65,7 +63,7 @@ class Metrics:
         self.signals = SignalMetrics(families)
         self.streams = StreamMetrics(families) if stream_metrics else None
         self._info = families.gauge("info", "What is running. Always 1.", ("commit", "build_ref"))
-        self._info.labels(commit, build_ref).set(1)
+        self._info[commit, build_ref].set(1)
         self._queue_sizes = QueueSizeCollector(pool_name, snapshot)
         registry.register(self._queue_sizes)
         registry.register(InFlightCollector(snapshot, ledger))
@@ -108,16 +106,16 @@ class Metrics:
             return Twin(source, name, {label: label for label in labels})
 
         return [
-            Twin(requests.total.family, objective + "request", BY_MODEL | {"priority": "priority"}),
-            Twin(requests.errors.family, objective + "request_error", BY_MODEL | {"error_code": "error_code"}),
-            Twin(requests.duration_s.family, objective + "request_duration_seconds", BY_MODEL),
-            Twin(requests.size_bytes.family, objective + "request_sizes", BY_MODEL),
-            Twin(requests.response_bytes.family, objective + "response_sizes", BY_MODEL),
-            Twin(requests.input_tokens.family, objective + "input_tokens", BY_MODEL),
-            Twin(requests.output_tokens.family, objective + "output_tokens", BY_MODEL),
-            Twin(requests.cached_tokens.family, objective + "prompt_cached_tokens", BY_MODEL),
-            same(requests.running.family, objective + "running_requests", "model_name"),
-            Twin(requests.ntpot_s.family, objective + "normalized_time_per_output_token_seconds", BY_MODEL),
+            Twin(requests.total, objective + "request", BY_MODEL | {"priority": "priority"}),
+            Twin(requests.errors, objective + "request_error", BY_MODEL | {"error_code": "error_code"}),
+            Twin(requests.duration_s, objective + "request_duration_seconds", BY_MODEL),
+            Twin(requests.size_bytes, objective + "request_sizes", BY_MODEL),
+            Twin(requests.response_bytes, objective + "response_sizes", BY_MODEL),
+            Twin(requests.input_tokens, objective + "input_tokens", BY_MODEL),
+            Twin(requests.output_tokens, objective + "output_tokens", BY_MODEL),
+            Twin(requests.cached_tokens, objective + "prompt_cached_tokens", BY_MODEL),
+            same(requests.running, objective + "running_requests", "model_name"),
+            Twin(requests.ntpot_s, objective + "normalized_time_per_output_token_seconds", BY_MODEL),
             Twin(pool.average_kv_cache_usage, inference_pool + "average_kv_cache_utilization", by_pool),
             Twin(pool.average_queue_size, inference_pool + "average_queue_size", by_pool),
             Twin(pool.average_running_requests, inference_pool + "average_running_requests", by_pool),
@@ -129,7 +127,7 @@ class Metrics:
             ),
             same(plugins.decision_s, extension + "scheduler_e2e_duration_seconds"),
             Twin(
-                plugins.attempts.family,
+                plugins.attempts,
                 extension + "scheduler_attempts",
                 {
                     "status": "status",
@@ -140,16 +138,16 @@ class Metrics:
                 },
             ),
             same(
-                plugins.plugin_s.family,
+                plugins.plugin_s,
                 extension + "plugin_duration_seconds",
                 "extension_point",
                 "plugin_type",
                 "plugin_name",
             ),
             same(self._info, extension + "info", "commit", "build_ref"),
-            same(plugins.prefix_size.family, extension + "prefix_indexer_size"),
-            same(plugins.prefix_hit_ratio.family, extension + "prefix_indexer_hit_ratio"),
-            same(plugins.prefix_hit_bytes.family, extension + "prefix_indexer_hit_bytes"),
-            same(signals.poll_errors.family, datalayer + "poll_errors", "source_type"),
-            same(signals.extract_errors.family, datalayer + "extract_errors", "source_type", "extractor_type"),
+            same(plugins.prefix_size, extension + "prefix_indexer_size"),
+            same(plugins.prefix_hit_ratio, extension + "prefix_indexer_hit_ratio"),
+            same(plugins.prefix_hit_bytes, extension + "prefix_indexer_hit_bytes"),
+            same(signals.poll_errors, datalayer + "poll_errors", "source_type"),
+            same(signals.extract_errors, datalayer + "extract_errors", "source_type", "extractor_type"),
         ]

@@ -7,12 +7,11 @@ away, because 0 would say idle.
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from prometheus_client import Gauge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from epp.ledger import Ledger
-from epp.observe.families import PREFIX, Families, described
+from epp.observe.families import PREFIX, Families, Gauge, described
 from epp.pool.snapshot import FloatArray, Snapshot
 
 POOL_LABEL = "name"
@@ -40,8 +39,8 @@ class PoolMetrics:
     def refresh(self, snapshot: Snapshot, now_s: float, staleness_s: float) -> None:
         fresh = snapshot.age_s(now_s) <= staleness_s
         count = int(fresh.sum())
-        self.ready_endpoints.labels(self._pool_name).set(count)
-        self._stale_endpoints.labels(self._pool_name).set(len(snapshot) - count)
+        self.ready_endpoints[self._pool_name,].set(count)
+        self._stale_endpoints[self._pool_name,].set(len(snapshot) - count)
         for column, average, deviation in (
             (snapshot.kv_cache_usage_ratio, self.average_kv_cache_usage, self._std_dev_kv_cache_usage),
             (snapshot.waiting_requests, self.average_queue_size, self._std_dev_queue_size),
@@ -55,7 +54,7 @@ class PoolMetrics:
         if value is None:
             gauge.clear()
         else:
-            gauge.labels(self._pool_name).set(round(value, DECIMALS))
+            gauge[self._pool_name,].set(round(value, DECIMALS))
 
 
 def sample_deviation(values: FloatArray) -> float:

@@ -5,14 +5,12 @@ taken from requests that ended naturally; those of tokens only from 2xx answers,
 Token counts are the model server's own, once per request.
 """
 
-from prometheus_client import Counter
-
 from epp.endings import EndCause
 from epp.inference.request import Request
 from epp.ledger import Outcome
 from epp.observe import buckets
 from epp.observe.cardinality import RequestLabels
-from epp.observe.families import Children, Families
+from epp.observe.families import Families
 from epp.scheduling.decision import Denial
 
 MODEL_SERVER_ERROR = "ModelServerError"
@@ -27,65 +25,49 @@ class RequestMetrics:
         by_request = RequestLabels.NAMES
         counter, gauge, histogram = families.counter, families.gauge, families.histogram
 
-        self.total = Children(counter("request_total", "Requests sent on to a model server.", by_request))
-        self.errors = Children(
-            counter(
-                "request_error_total",
-                "Requests refused, or answered by a model server with an error.",
-                (*by_request, "error_code"),
-            )
+        self.total = counter("request", "Requests sent on to a model server.", by_request)
+        self.errors = counter(
+            "request_error",
+            "Requests refused, or answered by a model server with an error.",
+            (*by_request, "error_code"),
         )
-        self.running = Children(gauge("request_running", "Requests sent on and not ended.", by_request))
-        self.size_bytes = Children(
-            histogram("request_size_bytes", "Size of request bodies.", buckets.REQUEST_BYTES, by_request)
+        self.running = gauge("request_running", "Requests sent on and not ended.", by_request)
+        self.size_bytes = histogram("request_size_bytes", "Size of request bodies.", buckets.REQUEST_BYTES, by_request)
+        self.response_bytes = histogram(
+            "response_size_bytes", "Size of response bodies.", buckets.RESPONSE_BYTES, by_request
         )
-        self.response_bytes = Children(
-            histogram("response_size_bytes", "Size of response bodies.", buckets.RESPONSE_BYTES, by_request)
+        self.input_tokens = histogram("request_input_tokens", "Prompt tokens.", buckets.INPUT_TOKENS, by_request)
+        self.output_tokens = histogram("request_output_tokens", "Generated tokens.", buckets.OUTPUT_TOKENS, by_request)
+        self.cached_tokens = histogram(
+            "request_cached_tokens", "Prompt tokens found in the prefix cache.", buckets.INPUT_TOKENS, by_request
         )
-        self.input_tokens = Children(
-            histogram("request_input_tokens", "Prompt tokens.", buckets.INPUT_TOKENS, by_request)
+        self.duration_s = histogram(
+            "request_duration_seconds", "Receipt to the response's end.", buckets.GENERAL_S, by_request
         )
-        self.output_tokens = Children(
-            histogram("request_output_tokens", "Generated tokens.", buckets.OUTPUT_TOKENS, by_request)
+        self.ntpot_s = histogram(
+            "request_ntpot_seconds",
+            "Receipt to the response's end, per generated token.",
+            buckets.NTPOT_S,
+            by_request,
         )
-        self.cached_tokens = Children(
-            histogram(
-                "request_cached_tokens", "Prompt tokens found in the prefix cache.", buckets.INPUT_TOKENS, by_request
-            )
+        self.ttft_s = histogram(
+            "request_ttft_seconds",
+            "Receipt to the first byte of the response's body.",
+            buckets.TTFT_S,
+            (*by_request, "streaming"),
         )
-        self.duration_s = Children(
-            histogram("request_duration_seconds", "Receipt to the response's end.", buckets.GENERAL_S, by_request)
-        )
-        self.ntpot_s = Children(
-            histogram(
-                "request_ntpot_seconds",
-                "Receipt to the response's end, per generated token.",
-                buckets.NTPOT_S,
-                by_request,
-            )
-        )
-        self.ttft_s = Children(
-            histogram(
-                "request_ttft_seconds",
-                "Receipt to the first byte of the response's body.",
-                buckets.TTFT_S,
-                (*by_request, "streaming"),
-            )
-        )
-        self.tpot_s = Children(
-            histogram(
-                "request_streaming_tpot_seconds",
-                "Time per generated token after the first, of streamed responses.",
-                buckets.TPOT_S,
-                by_request,
-            )
+        self.tpot_s = histogram(
+            "request_streaming_tpot_seconds",
+            "Time per generated token after the first, of streamed responses.",
+            buckets.TPOT_S,
+            by_request,
         )
         self.processing_s = histogram(
             "request_processing_duration_seconds",
             "Receipt of a request's headers to the answer about it.",
             buckets.REQUEST_PROCESSING_S,
         )
-        self.ends = Children[Counter](counter("request_end_total", "How requests ended.", ("cause",)))
+        self.ends = counter("request_end", "How requests ended.", ("cause",))
 
     def routed(self, request: Request) -> None:
         labels = self._labels.of(request)
@@ -97,14 +79,14 @@ class RequestMetrics:
         labels = self._labels.of(request or UNKNOWN_REQUEST)
         self.errors[*labels, denial.code].inc()
         self.ends[EndCause.REJECTED.value,].inc()
-        self.processing_s.observe(seconds)
+        self.processing_s[()].observe(seconds)
 
     def ended(self, request: Request, outcome: Outcome) -> None:
         """Exactly once for each request that was routed."""
         labels = self._labels.of(request)
         self.running[labels].dec()
         self.ends[outcome.cause.value,].inc()
-        self.processing_s.observe(outcome.dispatched_s - outcome.received_s)
+        self.processing_s[()].observe(outcome.dispatched_s - outcome.received_s)
         if error_code := error_code_of(outcome):
             self.errors[*labels, error_code].inc()
         self._count_tokens(labels, outcome)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from epp.observe import buckets
 from epp.observe.cardinality import RequestLabels
-from epp.observe.families import Children, Families
+from epp.observe.families import Families
 from epp.observe.logs import OncePer
 from epp.pool.snapshot import Snapshot
 from epp.scheduling.cycle import Observation
@@ -30,43 +30,37 @@ class SchedulingMetrics:
         self.decision_s = histogram(
             "scheduler_e2e_duration_seconds", "From a request's last needed byte to its decision.", buckets.FAST_S
         )
-        self.attempts = Children(
-            counter(
-                "scheduler_attempts_total",
-                "Decisions, by the endpoint chosen.",
-                ("status", "target_model_name", "endpoint_name", "namespace", "port"),
-            )
+        self.attempts = counter(
+            "scheduler_attempts",
+            "Decisions, by the endpoint chosen.",
+            ("status", "target_model_name", "endpoint_name", "namespace", "port"),
         )
-        self.plugin_s = Children(
-            histogram("plugin_duration_seconds", "Time in one call of a plugin.", buckets.FAST_S, PLUGIN_LABELS)
+        self.plugin_s = histogram(
+            "plugin_duration_seconds", "Time in one call of a plugin.", buckets.FAST_S, PLUGIN_LABELS
         )
-        self._plugin_failures = Children(
-            counter("plugin_failures_total", "Calls of a plugin that raised or broke a rule.", PLUGIN_LABELS)
+        self._plugin_failures = counter(
+            "plugin_failures", "Calls of a plugin that raised or broke a rule.", PLUGIN_LABELS
         )
         by_plugin = ("plugin_name", "plugin_type")
-        self.prefix_size = Children(gauge("prefix_indexer_size", "Entries in the prefix index.", by_plugin))
-        self.prefix_hit_ratio = Children(
-            histogram(
-                "prefix_indexer_hit_ratio",
-                "Share of a prompt that the chosen endpoint had cached.",
-                buckets.RATIO,
-                by_plugin,
-            )
+        self.prefix_size = gauge("prefix_indexer_size", "Entries in the prefix index.", by_plugin)
+        self.prefix_hit_ratio = histogram(
+            "prefix_indexer_hit_ratio",
+            "Share of a prompt that the chosen endpoint had cached.",
+            buckets.RATIO,
+            by_plugin,
         )
-        self.prefix_hit_bytes = Children(
-            histogram(
-                "prefix_indexer_hit_bytes",
-                "Bytes of a prompt that the chosen endpoint had cached.",
-                buckets.HIT_BYTES,
-                by_plugin,
-            )
+        self.prefix_hit_bytes = histogram(
+            "prefix_indexer_hit_bytes",
+            "Bytes of a prompt that the chosen endpoint had cached.",
+            buckets.HIT_BYTES,
+            by_plugin,
         )
 
     # --- decisions --------------------------------------------------------------------------------------------------
 
     def decided(self, target_model: str | None, decision: Decision | None, seconds: float) -> None:
         """`decision`: `None` when no endpoint was found."""
-        self.decision_s.observe(seconds)
+        self.decision_s[()].observe(seconds)
         model = self._labels.model(target_model)
         if decision is None:
             self.attempts["failure", model, "", "", ""].inc()

@@ -1,7 +1,7 @@
 """Families about ext_proc streams and about the reading of signals."""
 
 from epp.observe import buckets
-from epp.observe.families import Children, Families
+from epp.observe.families import Families
 
 
 class StreamMetrics:
@@ -12,16 +12,14 @@ class StreamMetrics:
         self._duration_s = families.histogram(
             "extproc_stream_duration_seconds", "How long ext_proc streams were open.", buckets.STREAM_S
         )
-        self._ended = Children(
-            families.counter("extproc_streams_total", "Ended ext_proc streams, by gRPC status.", ("code",))
-        )
+        self._ended = families.counter("extproc_streams", "Ended ext_proc streams, by gRPC status.", ("code",))
 
     def stream_opened(self) -> None:
-        self._in_flight.inc()
+        self._in_flight[()].inc()
 
     def stream_closed(self, code: str, duration_s: float) -> None:
-        self._in_flight.dec()
-        self._duration_s.observe(duration_s)
+        self._in_flight[()].dec()
+        self._duration_s[()].observe(duration_s)
         self._ended[code,].inc()
 
 
@@ -29,15 +27,13 @@ class SignalMetrics:
     """What went wrong in reading signals. Both labels are plugin types, so there are few."""
 
     def __init__(self, families: Families) -> None:
-        self.poll_errors = Children(
-            families.counter("datalayer_poll_errors_total", "Failed reads of a signal source.", ("source_type",))
+        self.poll_errors = families.counter(
+            "datalayer_poll_errors", "Failed reads of a signal source.", ("source_type",)
         )
-        self.extract_errors = Children(
-            families.counter(
-                "datalayer_extract_errors_total",
-                "Pages that were read but made no sense.",
-                ("source_type", "extractor_type"),
-            )
+        self.extract_errors = families.counter(
+            "datalayer_extract_errors",
+            "Pages that were read but made no sense.",
+            ("source_type", "extractor_type"),
         )
 
     def poll_failed(self, source_type: str) -> None:

@@ -1,0 +1,114 @@
+"""The ring of decisions: what it tells, and what it must not."""
+
+import json
+import math
+import random
+
+import numpy as np
+import orjson
+from conftest import SnapshotOf, endpoints
+
+from epp.inference.request import Prompt, Request
+from epp.observe.records import MAX_ROWS, DecisionRing
+from epp.pool.snapshot import EndpointSignals, Snapshot
+from epp.scheduling.cycle import Cycle
+from epp.scheduling.decision import Decision, Denial, FilterStep, ProfileResult
+
+CANARY = "the patient's name is"
+
+
+def request(id: str = "stream-1") -> Request:
+    return Request(
+        id=id, model="llama", prompts=(Prompt((CANARY.encode(),)),), headers={"authorization": f"Bearer {CANARY}"}
+    )
+
+
+def record(ring: DecisionRing, snapshot: Snapshot, totals: list[float], picked: int, id: str = "stream-1") -> None:
+    rows = np.arange(len(totals), dtype=np.intp)
+    result = ProfileResult(
+        profile="default",
+        rows=rows,
+        totals=np.array(totals),
+        scores={"queue": np.array(totals) / 2},
+        picked=(picked,),
+        steps=(FilterStep("label-filter", len(totals) + 1, len(totals), "label differs"),),
+    )
+    decision = Decision(snapshot, (snapshot.endpoints[picked],), "default", {"default": result, "prefill": None})
+    cycle = Cycle(request(id), now_s=10.0, rng=random.Random(1), notes={"predictor": "timed out"})
+    ring.request_routed(cycle.request, decision, cycle, 0.0001)
+
+
+def test_a_decision_tells_scores_filters_notes_and_choice(snapshot_of: SnapshotOf) -> None:
+    ring = DecisionRing()
+    record(ring, snapshot_of(EndpointSignals(), EndpointSignals()), [0.25, 0.5], picked=1)
+    assert ring.render(now_s=12.5) == [
+        {
+            "age_s": 2.5,
+            "decision_us": 100.0,
+            "request": {
+                "id": "stream-1",
+                "api": "opaque",
+                "model": "llama",
+                "target_model": None,
+                "priority": 0,
+                "streaming": False,
+                "body_bytes": 0,
+            },
+            "notes": {"predictor": "timed out"},
+            "endpoints": [{"id": "ns/server-1", "address": "10.0.0.1:8001"}],
+            "primary": "default",
+            "profiles": {
+                "default": {
+                    "filters": [{"plugin": "label-filter", "before": 3, "after": 2, "reason": "label differs"}],
+                    "candidates": 2,
+                    "picked": ["ns/server-1"],
+                    "best": [
+                        {"endpoint": "ns/server-1", "total": 0.5, "scores": {"queue": 0.25}},
+                        {"endpoint": "ns/server-0", "total": 0.25, "scores": {"queue": 0.125}},
+                    ],
+                },
+                "prefill": None,
+            },
+        }
+    ]
+
+
+def test_denials_are_told_with_their_reason(snapshot_of: SnapshotOf) -> None:
+    ring = DecisionRing()
+    ring.request_refused(None, Denial.too_large("large"), None, 0.001)
+    cycle = Cycle(request(), now_s=1.0, rng=random.Random(1))
+    ring.request_refused(cycle.request, Denial.no_endpoints("none"), cycle, 0.001)
+    newest, oldest = ring.render(now_s=2.0)
+    assert newest["denied"] == {"code": "ServiceUnavailable", "status": 503, "reason": "rejected-no-endpoints"}
+    assert newest["request"]["id"] == "stream-1"
+    assert oldest["request"] is None
+    assert oldest["age_s"] is None
+
+
+def test_the_ring_is_bounded_and_newest_first(snapshot_of: SnapshotOf) -> None:
+    ring = DecisionRing(capacity=3)
+    for i in range(10):
+        record(ring, snapshot_of(EndpointSignals()), [1.0], picked=0, id=f"stream-{i}")
+    assert [r["request"]["id"] for r in ring.render(11.0)] == ["stream-9", "stream-8", "stream-7"]
+    assert len(ring.render(11.0, limit=1)) == 1
+
+
+def test_a_thousand_endpoints_and_odd_numbers_give_capped_and_valid_json() -> None:
+    ring = DecisionRing()
+    pool = Snapshot.build(endpoints(1000))
+    totals = [0.001 * i for i in range(1000)]
+    totals[7], totals[8], totals[9] = math.inf, math.nan, -math.inf
+    record(ring, pool, totals, picked=7)
+    text = orjson.dumps(ring.render(11.0))
+    best = json.loads(text)[0]["profiles"]["default"]["best"]
+    assert len(best) == MAX_ROWS
+    assert best[0] == {"endpoint": "ns/server-7", "total": None, "scores": {"queue": None}}
+    assert best[1]["endpoint"] == "ns/server-999"
+    assert len(text) < 4000
+
+
+def test_nothing_of_a_prompt_or_a_header_is_in_a_record(snapshot_of: SnapshotOf) -> None:
+    ring = DecisionRing()
+    record(ring, snapshot_of(EndpointSignals()), [1.0], picked=0)
+    ring.request_refused(request(), Denial.bad_request("no"), None, 0.1)
+    assert CANARY not in repr(ring.render(11.0))
