@@ -4,7 +4,7 @@ async with Stack(pool=3, bootstrap="gateway") as stack:
     async with aiohttp.ClientSession() as client:
         await client.post(f"{stack.url}/v1/completions", json=…)
     metrics = await stack.picker_metrics()
-    assert metrics.total("llm_d_router_epp_request_total") == 1
+    assert metrics.total("llm_d_epp_request_total") == 1
 """
 
 import asyncio
