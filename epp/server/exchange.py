@@ -95,7 +95,7 @@ class Exchange:
 
     def closed(self, *, cancelled: bool) -> None:
         """The stream is over: half-closed by the peer, cancelled, or broken with the connection."""
-        for event in self._conversation.closed(cancelled=cancelled):
+        for event in self._conversation.closed():
             self._on_event(event)
         self._cancel_deadline()
 

@@ -15,9 +15,9 @@ replies to later messages of that direction are held back behind it, so replies 
 **How an exchange ends**, by what can be seen of it. `Ended` comes exactly once, and is the last event.
 
 * NATURAL: the last byte of the response (or its trailers) was seen. Where Envoy does not show the rest of the response
-  (mode NONE, or trailers and cut bodies in the buffered modes), it half-closes the stream when it is through: that
-  counts. So does a half-close after a routed request whose response mode is NONE, before any response: Envoy then
-  shows no response at all. A client that leaves in this blind spot looks the same.
+  (mode NONE, or trailers and cut bodies in the buffered modes), it ends the stream when it is through: that counts. So
+  does its end after a routed request whose response mode is NONE, before any response: Envoy then shows no response at
+  all. A client that leaves in this blind spot looks the same.
 * UPSTREAM_ERROR: the same, but Envoy made the response itself in place of a server that did not answer: 502, 503 or
   504, without the `x-envoy-upstream-service-time` that Envoy puts on what a server sent.
 * REJECTED, EVICTED: we answered the client, before or after the request was routed.
@@ -133,14 +133,12 @@ class Conversation:
             step.replies.clear()
         return step
 
-    def closed(self, *, cancelled: bool = False, broken: bool = False) -> list[Event]:
+    def closed(self, *, broken: bool = False) -> list[Event]:
         """The stream is over. To be called at the end of every stream, whoever ended it; harmless when repeated.
 
-        With neither argument, Envoy half-closed the stream, or we ended it because the conversation had finished.
-
         Args:
-            cancelled: Envoy reset the stream.
-            broken: the transport failed, or the protocol; nothing is known.
+            broken: the transport or the protocol failed, so nothing is known. Not for a stream that Envoy reset:
+                Envoy half-closes at the end of an exchange and resets soon after, whichever is noticed first.
         """
         self._closed = True
         events: list[Event] = []
@@ -148,7 +146,7 @@ class Conversation:
             cause = self._answered
         elif broken:
             cause = EndCause.LOST
-        elif not cancelled and self._rest_is_unseen():
+        elif self._rest_is_unseen():
             cause = self._delivered()
         else:
             cause = EndCause.CLIENT_GONE
@@ -351,7 +349,7 @@ class Conversation:
         return EndCause.UPSTREAM_ERROR if self._by_envoy else EndCause.NATURAL
 
     def _rest_is_unseen(self) -> bool:
-        """Envoy has shown all that its modes show, so that it half-closes says that the exchange is through."""
+        """Envoy has shown all that its modes show, so the end of the stream says that the exchange is through."""
         if self._response.state is State.UNSEEN:
             return not self._response.owed
         request_through = self._routed and self._request.state in (State.UNSEEN, State.DONE)
