@@ -81,11 +81,10 @@ _UNAVAILABLE_FLAGS: dict[str, tuple[frozenset[str], str]] = {
     "--lora-info-metric": (frozenset(), "use engineConfigs of core-metrics-extractor in the configuration"),
     "--cache-info-metric": (frozenset(), "use engineConfigs of core-metrics-extractor in the configuration"),
 }
-# Accepted without effect: health is always served on both ports, experimental plugins are allowed with a notice, and of
-# zap's flags only level and encoder mean something here.
+# Accepted without effect: health is always served on both ports, messages are sent at any size, and of zap's flags only
+# level and encoder mean something here.
 _IGNORED_FLAGS = (
     "--health-checking",
-    "--allow-experimental-plugins",
     "--zap-devel",
     "--zap-stacktrace-level",
     "--zap-time-encoding",
@@ -153,6 +152,10 @@ def _add_serve(commands: Any) -> None:
     config = serve.add_argument_group("the configuration").add_mutually_exclusive_group()
     config.add_argument("--config-file", metavar="FILE", help="EndpointPickerConfig, YAML or JSON")
     config.add_argument("--config-text", metavar="TEXT", help="the same, as text")
+
+    _add_bool(
+        serve, "--allow-experimental-plugins", d.allow_experimental_plugins, "do not log that a plugin is experimental"
+    )
 
     ports = serve.add_argument_group("ports")
     ports.add_argument("--host", default=d.host, help="address to bind (default %(default)s)")
@@ -240,7 +243,7 @@ def _add_demo(commands: Any) -> None:
         "demo",
         help="see it work: Envoy, the picker and simulated model servers on loopback",
         description="Start a real Envoy, the picker and a pool of simulated model servers on loopback, send\n"
-        "mixed requests through Envoy and print what happened. Everything it started is stopped at the end, or by Ctrl-C.",
+        "mixed requests through Envoy and print what happened. At the end, or at Ctrl-C, all of it is stopped.",
     )
     demo.set_defaults(run=_demo)
     demo.add_argument("--serve", action="store_true", help="keep running afterwards, and print a curl line to try")
@@ -285,11 +288,18 @@ def _add_size(group: Any, flag: str, default_bytes: int, what: str) -> None:
 def _add_duration(group: Any, flag: str, default_s: float, what: str) -> None:
     group.add_argument(
         flag,
-        type=_checked(parse_duration_s),
+        type=_checked(_duration),
         default=default_s,
         metavar="DURATION",
         help=f"{what} (default {_duration_text(default_s)})",
     )
+
+
+def _duration(text: str) -> float:
+    seconds = parse_duration_s(text)
+    if seconds < 0:
+        raise ValueError("must not be negative")
+    return seconds
 
 
 def _duration_text(seconds: float) -> str:
@@ -340,6 +350,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         ServeOptions(
             config_file=arguments.config_file,
             config_text=arguments.config_text,
+            allow_experimental_plugins=arguments.allow_experimental_plugins,
             endpoints=arguments.endpoints,
             pool_name=arguments.pool_name,
             host=arguments.host,

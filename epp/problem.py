@@ -4,6 +4,6 @@
 class Problem(Exception):
     """A mistake in what the user gave us: a flag, a file, a port, a certificate.
 
-    Its text is for the user, complete in one line (or one line per mistake), without a traceback. The command line prints
-    it and exits with 2.
+    Its text is for the user: complete, one line per mistake, without a traceback. The command line prints it and exits
+    with 2.
     """

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from epp.config.units import parse_duration_s, parse_quantity
+from epp.units import parse_duration_s, parse_quantity
 
 API_VERSION = "llm-d.ai/v1alpha1"
 DEPRECATED_API_VERSION = "inference.networking.x-k8s.io/v1alpha1"

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from epp import __version__
 from epp.config.build import build_pipeline
+from epp.config.defaults import DEFAULT_CONFIG
 from epp.config.describe import describe
 from epp.config.resolve import ResolvedConfig, load_config
 from epp.director import Director, DirectorOptions
@@ -62,27 +63,6 @@ logger = logging.getLogger(__name__)
 CLOSING_GRACE_S = 60.0
 
 BUILT_IN = "built-in configuration"
-BUILT_IN_CONFIG = """\
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins:
-  - type: queue-scorer
-  - type: kv-cache-utilization-scorer
-  - type: prefix-cache-scorer
-  - type: metrics-data-source
-  - type: core-metrics-extractor
-schedulingProfiles:
-  - name: default
-    plugins:
-      - {pluginRef: queue-scorer, weight: 2}
-      - {pluginRef: kv-cache-utilization-scorer, weight: 2}
-      - {pluginRef: prefix-cache-scorer, weight: 3}
-dataLayer:
-  sources:
-    - pluginRef: metrics-data-source
-      extractors:
-        - pluginRef: core-metrics-extractor
-"""
 
 
 def serve(options: ServeOptions) -> int:
@@ -114,7 +94,12 @@ class Picker:
 
         self._ledger = Ledger()
         self._store = PoolStore()
-        self._config = _load(options.config_file, options.config_text, Services(ledger=self._ledger))
+        self._config = _load(
+            options.config_file,
+            options.config_text,
+            Services(ledger=self._ledger),
+            allow_experimental=options.allow_experimental_plugins,
+        )
         for notice in self._config.notices:
             logger.info("%s", notice)
         self._discovery = self._discover()
@@ -340,7 +325,9 @@ def _report_failure(task: asyncio.Task[None]) -> None:
         logger.error("%s stopped by an unexpected error", task.get_name(), exc_info=error)
 
 
-def _load(config_file: str | None, config_text: str | None, services: Services) -> ResolvedConfig:
+def _load(
+    config_file: str | None, config_text: str | None, services: Services, *, allow_experimental: bool = False
+) -> ResolvedConfig:
     if config_file is not None:
         try:
             text, filename = Path(config_file).read_text(encoding="utf-8"), config_file
@@ -353,8 +340,14 @@ def _load(config_file: str | None, config_text: str | None, services: Services) 
     elif config_text is not None:
         text, filename = config_text, "--config-text"
     else:
-        text, filename = BUILT_IN_CONFIG, BUILT_IN
-    return load_config(text, filename=filename, registry=Registry.discover("epp.plugins"), services=services)
+        text, filename = DEFAULT_CONFIG, BUILT_IN
+    return load_config(
+        text,
+        filename=filename,
+        registry=Registry.discover("epp.plugins"),
+        services=services,
+        allow_experimental=allow_experimental,
+    )
 
 
 def _engines(extractors: list[CoreMetricsExtractor]) -> Engines:

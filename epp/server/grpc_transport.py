@@ -34,13 +34,11 @@ class GrpcOptions:
     Attributes:
         max_receive_bytes: largest message taken. One message may hold a whole buffered body, so gRPC's own 4 MiB is
             too little.
-        max_send_bytes: largest message sent; `None` is unlimited.
         max_concurrent_streams: per connection. Envoy opens more connections when it is reached.
         keepalive_s: pings on an idle connection, so that a dead Envoy is noticed.
     """
 
     max_receive_bytes: int = 32 * 2**20
-    max_send_bytes: int | None = None
     max_concurrent_streams: int = 65_536
     keepalive_s: float = 60.0
 
@@ -48,7 +46,7 @@ class GrpcOptions:
         return [
             ("grpc.so_reuseport", 0),  # a second process on the same port is an error, not a load balancer
             ("grpc.max_receive_message_length", self.max_receive_bytes),
-            ("grpc.max_send_message_length", -1 if self.max_send_bytes is None else self.max_send_bytes),
+            ("grpc.max_send_message_length", -1),
             ("grpc.max_concurrent_streams", self.max_concurrent_streams),
             ("grpc.keepalive_time_ms", int(self.keepalive_s * 1e3)),
             ("grpc.keepalive_timeout_ms", 20_000),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 class ServeOptions:
     """
     Attributes:
+        allow_experimental_plugins: do not mention in the log that a plugin is experimental.
         endpoints: `host:port,…`; `None` when the configuration names a discovery plugin.
         host: address that all ports bind to.
         grpc_port, grpc_health_port, metrics_port: 0 takes any free port.
@@ -28,6 +29,7 @@ class ServeOptions:
 
     config_file: str | None = None
     config_text: str | None = None
+    allow_experimental_plugins: bool = False
     endpoints: str | None = None
     pool_name: str = "epp"
     host: str = "0.0.0.0"

@@ -8,9 +8,6 @@ async with Stack(pool=3, bootstrap="gateway") as stack:
 """
 
 import asyncio
-import json
-import os
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -18,17 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import aiohttp
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-import epp
 from epp.sim.bootstraps import render_bootstrap
 from epp.sim.config import SimConfig
 from epp.sim.envoyproxy import EnvoyProxy
+from epp.sim.picker_process import PickerProcess
 from epp.sim.server import SimServer
-
-START_TIMEOUT_S = 30.0
 
 
 class Metrics:
@@ -53,60 +47,6 @@ class Metrics:
             if name.endswith(suffix):
                 return self._families[name.removesuffix(suffix)]
         return self._families[name]
-
-
-class Picker:
-    """`epp serve` as a child process on free ports. `log_path` holds all it said."""
-
-    def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
-        self.log_path = folder / "picker.log"
-        self._ports_file = folder / "ports.json"
-        self._arguments = arguments
-        self._process: asyncio.subprocess.Process | None = None
-        self.ports: dict[str, int] = {}
-
-    async def start(self) -> None:
-        root = str(Path(epp.__file__).parent.parent)
-        command = [sys.executable, "-m", "epp.cli", "serve", *self._arguments, "--host", "127.0.0.1"]
-        command += ["--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
-        command += ["--ports-file", str(self._ports_file)]
-        with self.log_path.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": root}, start_new_session=True
-            )
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                while not self._read_ports():
-                    if self._process.returncode is not None:
-                        raise RuntimeError(f"the picker ended with {self._process.returncode}: {self.log()[-2000:]}")
-                    await asyncio.sleep(0.02)
-        except BaseException:
-            await self.kill()
-            raise
-
-    def _read_ports(self) -> bool:
-        try:
-            self.ports = json.loads(self._ports_file.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            return False
-        return True
-
-    async def terminate(self) -> int:
-        """SIGTERM, and the exit code it leads to."""
-        assert self._process is not None
-        if self._process.returncode is None:
-            self._process.terminate()
-        async with asyncio.timeout(START_TIMEOUT_S):
-            return await self._process.wait()
-
-    async def kill(self) -> None:
-        """SIGKILL."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
 
 
 class Stack:
@@ -152,7 +92,7 @@ class Stack:
             folder = Path(exit_stack.enter_context(tempfile.TemporaryDirectory(prefix="headroom-stack-")))
             for server in self.servers:
                 await exit_stack.enter_async_context(server)
-            self.picker = Picker(folder, self._picker_arguments())
+            self.picker = PickerProcess(folder, self._picker_arguments())
             exit_stack.push_async_callback(self.picker.kill)
             await self.picker.start()
             bootstrap = render_bootstrap(
@@ -189,17 +129,11 @@ class Stack:
         return [server.address for server in self.servers]
 
     async def picker_metrics(self) -> Metrics:
-        return Metrics((await self.ask_picker("/metrics")).decode())
+        return Metrics((await self.picker.ask("/metrics")).decode())
 
     async def picker_state(self) -> Any:
         """The picker's `/debug/state`."""
-        return json.loads(await self.ask_picker("/debug/state"))
-
-    async def ask_picker(self, path: str) -> bytes:
-        """GET from the picker's metrics port; other statuses than 200 raise."""
-        url = f"http://127.0.0.1:{self.picker.ports['metrics']}{path}"
-        async with aiohttp.ClientSession() as client, client.get(url, raise_for_status=True) as response:
-            return await response.read()
+        return await self.picker.state()
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:

@@ -1,0 +1,148 @@
+"""`epp demo`: the real Envoy, the picker and a pool of simulated servers on loopback, and traffic through all of it.
+
+The servers live in this process; Envoy and the picker are child processes. All of them belong to one exit stack, so
+that the end, a failure and Ctrl-C stop them in the same way.
+"""
+
+import asyncio
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from epp.sim.bootstraps import render_bootstrap
+from epp.sim.config import SimConfig
+from epp.sim.envoyproxy import EnvoyProxy
+from epp.sim.picker_process import PickerProcess
+from epp.sim.pool import SimPool
+from epp.sim.report import render_report
+from epp.sim.traffic import Result, run_traffic
+from epp.sim.workload import WORKLOADS, plan
+
+PROGRESS_WIDTH = 30
+# Speaks for itself in the demonstration: metrics under one name only.
+PICKER_FLAGS = ("--secure-serving=false", "--legacy-metrics=false")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """
+    Attributes:
+        servers: simulated model servers.
+        requests: to send.
+        config_file: EndpointPickerConfig of the picker; `None` is the built-in one.
+        keep_running: after the table, until Ctrl-C.
+        seed: of servers, traffic and picker.
+    """
+
+    servers: int = 4
+    requests: int = 300
+    config_file: str | None = None
+    keep_running: bool = False
+    seed: int = 1
+
+
+def demo(options: DemoOptions) -> int:
+    """Run the demonstration. Returns the exit code: 0 if every request was answered. Raises `Problem`."""
+    return asyncio.run(_until_interrupted(options))
+
+
+async def _until_interrupted(options: DemoOptions) -> int:
+    """Ctrl-C and SIGTERM end the demonstration by cancelling it, so that everything is stopped in order."""
+    running = asyncio.ensure_future(_demo(options))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, running.cancel)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        print("\nstopped", flush=True)
+        return 0 if options.keep_running else 130
+
+
+async def _demo(options: DemoOptions) -> int:
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headroom-demo-")))
+        print(f"starting {options.servers} simulated model servers, the picker and Envoy", flush=True)
+        pool = await stack.enter_async_context(SimPool.of(options.servers, SimConfig(seed=options.seed)))
+        picker = await stack.enter_async_context(PickerProcess(folder, _picker_arguments(options, pool)))
+        bootstrap = render_bootstrap(
+            "recommended", epp_address=f"127.0.0.1:{picker.ports['grpc']}", epp_tls=False, endpoints=pool.addresses
+        )
+        envoy = await stack.enter_async_context(EnvoyProxy(bootstrap, log_path=folder / "envoy.log"))
+
+        results = await _send(envoy.url, options)
+        print(f"\n{render_report(results)}\n", flush=True)
+        await _tell_where_to_look(envoy, picker, options.keep_running)
+        if options.keep_running:
+            print(f"\ntry it:\n  {_curl(envoy.url)}\nCtrl-C stops everything", flush=True)
+            await asyncio.Event().wait()
+        return int(any(result.error is not None for result in results))
+
+
+def _picker_arguments(options: DemoOptions, pool: SimPool) -> list[str]:
+    arguments = ["--endpoints", ",".join(pool.addresses), "--seed", str(options.seed), *PICKER_FLAGS]
+    return arguments if options.config_file is None else [*arguments, "--config-file", options.config_file]
+
+
+async def _send(url: str, options: DemoOptions) -> list[Result]:
+    workload = replace(WORKLOADS["mixed"], rate_rps=10.0 * options.servers)
+    schedule = plan(workload, SimConfig().model, options.requests, random.Random(options.seed))
+    seconds = schedule[-1].at_s if schedule else 0.0
+    print(f"sending {len(schedule)} requests through {url} in about {seconds:.0f} s", flush=True)
+    progress = Progress(len(schedule))
+    results = await run_traffic(url, schedule, on_result=progress.one_more)
+    progress.end()
+    return results
+
+
+async def _tell_where_to_look(envoy: EnvoyProxy, picker: PickerProcess, keep_running: bool) -> None:
+    state = await picker.state()
+    in_flight = state["ledger"]["requests"]
+    print(f"picker: {len(state['decisions'])} last decisions kept, {in_flight} requests in flight")
+    print(f"  metrics    {picker.metrics_url}/metrics")
+    print(f"  decisions  {picker.metrics_url}/debug/state")
+    print(f"envoy admin  {envoy.admin_url}")
+    if not keep_running:
+        print("these are gone when this ends; `make demo SERVE=1` (or `epp demo --serve`) keeps them", flush=True)
+
+
+def _curl(url: str) -> str:
+    body = json.dumps(
+        {
+            "model": SimConfig().model,
+            "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+            "stream": True,
+            "max_tokens": 16,
+        }
+    )
+    return f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+
+
+class Progress:
+    """A bar that moves on a terminal, and a line now and then elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._errors = 0
+        self._moves = sys.stdout.isatty()
+        self._step = max(1, total // (shutil.get_terminal_size().columns if self._moves else 4))
+
+    def one_more(self, result: Result) -> None:
+        self._done += 1
+        self._errors += result.error is not None
+        if self._done % self._step == 0 or self._done == self._total:
+            filled = PROGRESS_WIDTH * self._done // self._total
+            bar = "█" * filled + "·" * (PROGRESS_WIDTH - filled)
+            line = f"  {bar} {self._done}/{self._total}, errors {self._errors}"
+            print(f"\r{line}" if self._moves else line, end="" if self._moves else "\n", flush=True)
+
+    def end(self) -> None:
+        if self._moves:
+            print()
