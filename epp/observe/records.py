@@ -7,8 +7,7 @@ reference to a prompt is kept, so the ring neither shows one nor holds its memor
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from epp.inference.request import Request
 from epp.pool.endpoint import Endpoint
@@ -16,10 +15,10 @@ from epp.scheduling.cycle import Cycle
 from epp.scheduling.decision import Decision, Denial, ProfileResult
 
 MAX_ROWS = 16  # of the endpoints that a profile scored, the best
+MAX_NAME_CHARACTERS = 256  # of a model's name, which is the client's word
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class _Facts(NamedTuple):
     """What a record tells of the request."""
 
     id: str
@@ -35,16 +34,19 @@ class _Facts:
         return _Facts(
             request.id,
             request.api.value,
-            request.model,
-            request.target_model,
+            _short(request.model),
+            _short(request.target_model),
             request.priority,
             request.streaming,
             request.body_bytes,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+def _short(name: str | None) -> str | None:
+    return None if name is None else name[:MAX_NAME_CHARACTERS]
+
+
+class _Record(NamedTuple):
     at_s: float | None
     seconds: float
     request: _Facts | None

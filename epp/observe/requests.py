@@ -112,11 +112,11 @@ class RequestMetrics:
             return
         if outcome.usage.completion_tokens:
             self.ntpot_s[labels].observe(duration_s / outcome.usage.completion_tokens)
-        if outcome.ttft_ms is not None and outcome.ttft_ms > 0:
-            streaming = "true" if outcome.streamed else "false"
-            self.ttft_s[*labels, streaming].observe(outcome.ttft_ms / 1e3)
-        if outcome.tpot_ms is not None and outcome.tpot_ms > 0:
-            self.tpot_s[labels].observe(outcome.tpot_ms / 1e3)
+        ttft_ms, tpot_ms = outcome.ttft_ms, outcome.tpot_ms
+        if ttft_ms is not None and ttft_ms > 0:
+            self.ttft_s[*labels, "true" if outcome.streamed else "false"].observe(ttft_ms / 1e3)
+        if tpot_ms is not None and tpot_ms > 0:
+            self.tpot_s[labels].observe(tpot_ms / 1e3)
 
 
 def error_code_of(outcome: Outcome) -> str | None:

@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import SnapshotOf, World
+from observed_world import SnapshotOf, World
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from epp.endings import EndCause
 from epp.inference.request import Request, Usage
@@ -350,10 +353,20 @@ def test_older_names_can_be_left_out(world: World) -> None:
     assert not [name for name in page if "extproc" in name]
 
 
+def test_the_page_is_valid_openmetrics_too(metrics: Metrics, world: World) -> None:
+    run(metrics, world, replace(OUTCOME, status=500))
+    metrics.plugins.record("Scorer", plugin(), 0.0003)
+    metrics.refresh_pool(world.snapshot, world.now_s, 2.0)
+    names = {family.name for family in openmetrics_parser.text_string_to_metric_families(openmetrics_page(world))}
+    assert {"llm_d_epp_request", "llm_d_epp_plugin_duration_seconds", "inference_objective_request_error"} <= names
+
+
+def openmetrics_page(world: World) -> str:
+    return openmetrics.generate_latest(world.registry).decode()
+
+
 def test_help_texts_tell_stability_and_successors(metrics: Metrics, world: World) -> None:
     run(metrics, world)
-    from prometheus_client import generate_latest
-
     lines = generate_latest(world.registry).decode().splitlines()
     helps = {line.split(" ")[2]: line for line in lines if line.startswith("# HELP") and "process_" not in line}
     current = [text for name, text in helps.items() if name.startswith("llm_d_epp_")]

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import orjson
-from conftest import SnapshotOf, endpoints
+from observed_world import SnapshotOf, endpoints
 
 from epp.inference.request import Prompt, Request
 from epp.observe.records import MAX_ROWS, DecisionRing
@@ -112,3 +112,9 @@ def test_nothing_of_a_prompt_or_a_header_is_in_a_record(snapshot_of: SnapshotOf)
     record(ring, snapshot_of(EndpointSignals()), [1.0], picked=0)
     ring.request_refused(request(), Denial.bad_request("no"), None, 0.1)
     assert CANARY not in repr(ring.render(11.0))
+
+
+def test_a_model_name_as_long_as_a_book_is_cut() -> None:
+    ring = DecisionRing()
+    ring.request_refused(Request(id="stream-1", model="m" * 10_000), Denial.bad_request("no"), None, 0.1)
+    assert len(repr(ring.render(11.0))) < 1000
