@@ -195,6 +195,7 @@ class _Stream:
         self._queue: deque[bytes] = deque()
         self._lock = asyncio.Lock()
         self._reading = False
+        self._closed = False
         self._background: asyncio.Task[None] | None = None
 
     async def read(self) -> Any:
@@ -223,12 +224,12 @@ class _Stream:
 
     def close(self) -> None:
         """Nothing is sent any more."""
-        self._queue.clear()
+        self._closed = True
         if self._background is not None:
             self._background.cancel()
 
     def _work_in_background(self) -> None:
-        if self._background is None or self._background.done():
+        if not self._closed and (self._background is None or self._background.done()):
             self._background = asyncio.get_running_loop().create_task(self._flush_and_finish())
 
     async def _flush_and_finish(self) -> None:
