@@ -121,10 +121,12 @@ class Route:
         destination: `ip:port[,ip:port…]`; goes into the destination header and the `envoy.lb` metadata, identical.
         set_headers: request headers to set; an entry overwrites. Never the client's own headers echoed.
         remove_headers: request headers to strip, beyond those that the conversation always strips.
-        body: a replaced body, as parts in order; `None` leaves it as it came, byte for byte.
+        body: a replaced body, as parts in order; `None` leaves it as it came, byte for byte. Counts only where
+            `RequestReady` brought the whole body: what was not seen cannot be replaced.
         scores: `ip:port` to score, put into the metadata when given.
         rewrite_response: maps each piece of the response body (and whether it is the last) to what the client gets; an
             empty result holds the piece back. `None`: bytes pass untouched. Applied only in modes that can replace.
+            Trailers end a response without a last piece; in STREAMED what is then still held back is lost.
         observe_response: the owner wants response events; without, response messages are answered and not looked at.
     """
 
@@ -144,7 +146,8 @@ class Rejection:
     Attributes:
         status: HTTP status.
         body: JSON, already in the shape that the client's API uses.
-        headers: e.g. the reason header and Retry-After; content-type is set to JSON unless given.
+        headers: e.g. the reason header and Retry-After; content-type is set to JSON unless given. A gRPC client gets
+            a gRPC status besides, and keeps its content-type.
         details: a short machine-readable cause for Envoy's access log.
     """
 

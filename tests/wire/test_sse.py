@@ -10,6 +10,7 @@ STREAM = (
     b'data: {"choices":[{"delta":{"content":"\xc3\xa9\xf0\x9f\x98\x80"}}]}\r\n\r\n'
     b"event: message\ndata:no space\nid: 7\n\n"
     b"data: two\ndata:  lines\ndata\n\n"
+    b"data: two\r\ndata: more\r\n\r\n"
     b": ping\n\n\n\n"
     b"retry: 5\rdata: cr only\r\r"
     b"data:\n\n"
@@ -20,6 +21,7 @@ PAYLOADS = [
     b'{"choices":[{"delta":{"content":"\xc3\xa9\xf0\x9f\x98\x80"}}]}',
     b"no space",
     b"two\n lines\n",
+    b"two\nmore",
     b"cr only",
     b"",
     b'{"usage":{"completion_tokens":3}}',
