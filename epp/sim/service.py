@@ -77,6 +77,9 @@ class InferenceService:
                 return web.json_response(body=orjson.dumps(answer.whole()))
         except Refusal as refusal:
             return web.json_response(body=orjson.dumps(api.error(refusal)), status=refusal.status)
+        except ConnectionError:  # the client left between two writes, and the cancellation is on its way
+            await _until_cancelled()
+            raise
 
     async def _strike(self, request: web.Request, fault: RequestFault) -> None:
         if fault.hang:

@@ -16,6 +16,6 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 @pytest.fixture
 async def server() -> AsyncIterator[SimServer]:
     """A server with few slots that runs 20 times faster than a real one."""
-    engine = EngineConfig(max_sequences=4, max_waiting=2, kv_blocks=2048)
+    engine = EngineConfig(max_sequences=4, max_waiting=2, kv_blocks=16_384)
     async with SimServer(SimConfig(model="sim-model", adapters=("lora-a",), engine=engine, speed=20.0)) as server:
         yield server
