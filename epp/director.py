@@ -215,18 +215,19 @@ class Director:
 
     def _assign(self, arrival: Arrival, cycle: Cycle, decision: Decision) -> Assignment:
         request = cycle.request
-        if request.generates:
-            self._reserve(cycle, decision)
-            self._pipeline.pre_request(cycle, decision)
+        body = rewritten_body(arrival, cycle)
         if REQUEST_ID_HEADER not in request.headers:
             cycle.set_headers[REQUEST_ID_HEADER] = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+        if request.generates:  # last of all: between a reservation and the assignment that ends it nothing may fail
+            self._reserve(cycle, decision)
+            self._pipeline.pre_request(cycle, decision)
         return Assignment(
             request=request,
             cycle=cycle,
             decision=decision,
             received_s=arrival.received_s,
             dispatched_s=self._clock(),
-            body=rewritten_body(arrival, cycle),
+            body=body,
             served_endpoint_id=decision.endpoints[0].id,
         )
 

@@ -77,6 +77,7 @@ class Exchange:
         self._deadline: Timer | None = None
         self._assignment: Assignment | None = None
         self._window: BodyWindow | None = None
+        self._broken = False
 
     @property
     def finished(self) -> bool:
@@ -84,20 +85,28 @@ class Exchange:
 
     def receive(self, data: bytes) -> list[bytes]:
         """Take one message. Raises `epp.wire.codec.ProtocolError` if the peer does not speak ext_proc."""
+        if self.finished:
+            return []
         if self._received_s is None:
             self._received_s = self._clock()
             self._deadline = self._call_later(self._options.request_timeout_s, self._on_deadline)
-        step = self._conversation.receive(data)
-        replies = step.replies
-        for event in step.events:
-            replies.extend(self._on_event(event))
+        try:
+            step = self._conversation.receive(data)
+            replies = step.replies
+            for event in step.events:
+                replies.extend(self._on_event(event))
+        except Exception:  # theirs or ours: from here on nothing is known of this exchange
+            self._broken = True
+            raise
         return replies
 
     def closed(self, *, cancelled: bool) -> None:
         """The stream is over: half-closed by the peer, cancelled, or broken with the connection."""
-        for event in self._conversation.closed():
+        for event in self._conversation.closed(broken=self._broken):
             self._on_event(event)
         self._cancel_deadline()
+        if self._assignment is not None:  # an error may have swallowed the end; otherwise this changes nothing
+            self._director.end(self._assignment, EndCause.LOST, Usage())
 
     def _on_event(self, event: Event) -> list[bytes]:
         match event:
@@ -205,8 +214,13 @@ class Exchange:
 
     def _end(self, cause: EndCause) -> None:
         self._cancel_deadline()
-        if self._assignment is not None:
-            self._director.end(self._assignment, cause, self._usage(self._assignment))
+        if self._assignment is None:
+            return
+        usage = Usage()
+        try:
+            usage = self._usage(self._assignment)
+        finally:  # whatever a response may hold, its reservation ends with it
+            self._director.end(self._assignment, cause, usage)
 
     def _usage(self, assignment: Assignment) -> Usage:
         """Token counts from what was kept of the response."""

@@ -1,0 +1,1 @@
+"""Being here, it lets tests of every room import the helpers that lie beside it."""
