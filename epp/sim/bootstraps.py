@@ -16,6 +16,7 @@ Bootstrap = dict[str, Any]
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = (_PACKAGE / "_envoy", _PACKAGE.parent / "envoy")  # of an installed wheel, of a source tree
+_UNIX = "unix:"
 _FAIL_OPEN_ROUTE = "fail-open"
 _EDS_FILE_TYPE = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
@@ -46,7 +47,7 @@ def render_bootstrap(
 
     Args:
         bootstrap: the name of one that we ship, or the path of a file with the same named parts.
-        epp_address: `host:port` of the picker, or of several.
+        epp_address: `host:port` of the picker, or `unix:` and the path of its socket; or of several.
         epp_tls: whether the picker serves TLS; False takes the transport socket out of its cluster.
         endpoints: `host:port` of the model servers. Ignored where the cluster goes to whatever address it is told.
         eds_path: when given, members are read from this file, and again whenever `write_eds` replaces it.
@@ -107,6 +108,8 @@ def _routes(hosts: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _patch_picker(cluster: dict[str, Any], addresses: Sequence[str], tls: bool) -> None:
     cluster["load_assignment"] = _load_assignment("picker", addresses)
+    if any(address.startswith(_UNIX) for address in addresses):
+        cluster["type"] = "STATIC"  # there is no name to look up
     if not tls:
         cluster.pop("transport_socket", None)
 
@@ -124,8 +127,14 @@ def _patch_members(cluster: dict[str, Any], endpoints: Sequence[str], eds_path: 
 
 
 def _load_assignment(cluster: str, addresses: Sequence[str]) -> dict[str, Any]:
-    members = [{"endpoint": {"address": _socket_address(*_split(address))}} for address in addresses]
+    members = [{"endpoint": {"address": _address(address)}} for address in addresses]
     return {"cluster_name": cluster, "endpoints": [{"lb_endpoints": members}]}
+
+
+def _address(address: str) -> dict[str, Any]:
+    if address.startswith(_UNIX):
+        return {"pipe": {"path": address.removeprefix(_UNIX)}}
+    return _socket_address(*_split(address))
 
 
 def _socket_address(host: str, port: int) -> dict[str, Any]:

@@ -20,9 +20,10 @@ def envoy_binary() -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["recommended", "gateway"])
 async def stack(request: pytest.FixtureRequest, envoy_binary: Path) -> AsyncIterator[Stack]:
     """The whole product with either bootstrap, shared by the tests of a module: leave it as you found it. As a gateway,
-    Envoy speaks TLS to the picker.
+    Envoy speaks TLS to the picker. The picker logs all it ever would.
 
     Such tests are marked `pytest.mark.asyncio(loop_scope="module")`. One that kills something starts a `Stack` itself.
     """
-    async with Stack(pool=3, bootstrap=request.param, tls=request.param == "gateway") as stack:
+    tls = request.param == "gateway"
+    async with Stack(pool=3, bootstrap=request.param, tls=tls, picker_flags=["-v", "5"]) as stack:
         yield stack

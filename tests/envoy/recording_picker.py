@@ -99,10 +99,8 @@ class RecordingPicker(pb_grpc.ExternalProcessorServicer):
                 if not self.silent:
                     yield self._answer(exchange, message)
             exchange.end = "eof"
-        except asyncio.CancelledError:
-            exchange.end = "cancelled"
-            raise
         finally:
+            exchange.end = exchange.end or "cancelled"  # while it waited for a message, or in the middle of an answer
             await asyncio.shield(self._tell())
 
     async def _tell(self) -> None:

@@ -8,6 +8,7 @@ async with Stack(pool=3, bootstrap="gateway") as stack:
 """
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -59,6 +60,8 @@ class Stack:
         tls: whether the picker serves TLS.
         picker_flags: more flags for `epp serve`.
         ext_proc: fields of Envoy's ext_proc filter to replace, e.g. `{"processing_mode": {"request_body_mode": …}}`.
+        endpoints_file: where the picker's pool is read from, not from `--endpoints`; `config_text` has to say so too.
+        unix_socket: Envoy asks the picker over a Unix socket.
 
     Attributes:
         servers: the `SimServer`s themselves; their engines, recorders and faults are at hand.
@@ -76,6 +79,8 @@ class Stack:
         tls: bool = False,
         picker_flags: Sequence[str] = (),
         ext_proc: Mapping[str, Any] | None = None,
+        endpoints_file: Path | None = None,
+        unix_socket: bool = False,
     ) -> None:
         configs = [SimConfig(name=f"sim-{i}", seed=i) for i in range(pool)] if isinstance(pool, int) else pool
         self.servers = [SimServer(config) for config in configs]
@@ -85,6 +90,8 @@ class Stack:
         self._tls = tls
         self._picker_flags = picker_flags
         self._ext_proc = ext_proc
+        self._endpoints_file = endpoints_file
+        self._unix_socket = unix_socket
         self._exit = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -92,12 +99,15 @@ class Stack:
             folder = Path(exit_stack.enter_context(tempfile.TemporaryDirectory(prefix="headroom-stack-")))
             for server in self.servers:
                 await exit_stack.enter_async_context(server)
-            self.picker = PickerProcess(folder, self._picker_arguments())
+            if self._endpoints_file is not None:
+                write_endpoints(self._endpoints_file, self.addresses)
+            socket = folder / "ext_proc.sock"
+            self.picker = PickerProcess(folder, self._picker_arguments(socket))
             exit_stack.push_async_callback(self.picker.kill)
             await self.picker.start()
             bootstrap = render_bootstrap(
                 self._bootstrap,
-                epp_address=f"127.0.0.1:{self.picker.ports['grpc']}",
+                epp_address=f"unix:{socket}" if self._unix_socket else f"127.0.0.1:{self.picker.ports['grpc']}",
                 epp_tls=self._tls,
                 endpoints=self.addresses,
                 fail_open=self._fail_open,
@@ -112,8 +122,12 @@ class Stack:
     ) -> None:
         await self._exit.aclose()
 
-    def _picker_arguments(self) -> list[str]:
-        arguments = ["--endpoints", ",".join(self.addresses), f"--secure-serving={str(self._tls).lower()}"]
+    def _picker_arguments(self, socket: Path) -> list[str]:
+        arguments = [f"--secure-serving={str(self._tls).lower()}"]
+        if self._endpoints_file is None:
+            arguments += ["--endpoints", ",".join(self.addresses)]
+        if self._unix_socket:
+            arguments += ["--grpc-socket", str(socket)]
         if self._config_text is not None:
             arguments += ["--config-text", self._config_text]
         return [*arguments, *self._picker_flags]
@@ -134,6 +148,20 @@ class Stack:
     async def picker_state(self) -> Any:
         """The picker's `/debug/state`."""
         return await self.picker.state()
+
+    async def is_idle(self) -> bool:
+        """Nothing is reserved in the picker and no server works."""
+        ledger = (await self.picker_state())["ledger"]
+        engines = [server.engine.metrics() for server in self.servers]
+        return not any(ledger.values()) and not any(engine.running + engine.waiting for engine in engines)
+
+
+def write_endpoints(path: Path, addresses: Sequence[str]) -> None:
+    """Put an endpoints file in the place of the one before, in one step."""
+    entries = [dict(zip(("address", "port"), address.rsplit(":", 1), strict=True)) for address in addresses]
+    draft = path.with_name(f".{path.name}.new")
+    draft.write_text(json.dumps({"endpoints": [{"name": f"at-{e['port']}", **e} for e in entries]}))
+    draft.replace(path)
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:

@@ -1,7 +1,6 @@
 """What our bootstraps promise, on the real Envoy, with a picker that knows one answer and servers that do as told."""
 
 import asyncio
-import json
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -58,6 +57,17 @@ async def rig(
         envoy = await stack.enter_async_context(EnvoyProxy(config))
         client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)))
         yield Rig(envoy, client, picker, servers)
+
+
+async def is_told_in_json(response: aiohttp.ClientResponse, status: int, reason: str) -> None:
+    """An error of Envoy's own, in a shape that clients of either API understand."""
+    assert (response.status, response.content_type) == (status, "application/json")
+    assert response.headers.getall(DROPPED_REASON) == [reason]
+    told = await response.json()
+    assert told["type"] == "error"
+    assert told["error"]["code"] == status
+    assert told["error"]["type"]
+    assert told["error"]["message"]
 
 
 @pytest.mark.parametrize("bootstrap", ["recommended", "gateway"])
@@ -272,9 +282,8 @@ async def test_recommended_fails_open_when_the_picker_is_down(method: str) -> No
 async def test_recommended_fails_closed_when_the_picker_is_down(method: str) -> None:
     async with rig("recommended", picker_up=False, fail_open=False) as r:
         async with r.ask(method, headers={DESTINATION: r.servers[0].address}) as response:
-            assert response.status == 503
-            assert response.headers[DROPPED_REASON] == "picker-unavailable"
-            assert (await response.json())["error"]["code"] == 503
+            await is_told_in_json(response, 503, "picker-unavailable")
+            assert response.headers["retry-after"] == "1"
         assert r.asked == [0]
 
 
@@ -317,13 +326,18 @@ async def test_gateway_cuts_a_response_whose_picker_dies(fail_open: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("fail_open", "method", "status"),
-    [(False, "GET", 500), (False, "POST", 500), (True, "GET", 503), (True, "POST", 500)],
+    ("fail_open", "method", "status", "reason"),
+    [
+        (False, "GET", 500, "picker-unavailable"),
+        (False, "POST", 500, "picker-unavailable"),
+        (True, "GET", 503, "rejected-no-endpoints"),
+        (True, "POST", 500, "picker-unavailable"),
+    ],
 )
-async def test_gateway_cannot_serve_without_its_picker(fail_open: bool, method: str, status: int) -> None:
+async def test_gateway_cannot_serve_without_its_picker(fail_open: bool, method: str, status: int, reason: str) -> None:
     async with rig("gateway", picker_up=False, fail_open=fail_open) as r:
         async with r.ask(method) as response:
-            assert response.status == status
+            await is_told_in_json(response, status, reason)
         assert r.asked == [0]
 
 
@@ -359,9 +373,7 @@ async def test_gateway_connects_to_one_address_only_and_to_any() -> None:
 async def test_a_body_beyond_the_limit_is_refused_in_json() -> None:
     async with rig("recommended") as r:
         async with r.ask(data=b"x" * 33_000_001) as response:
-            assert response.status == 413
-            assert response.headers[DROPPED_REASON] == "rejected-too-large"
-            assert json.loads(await response.read())["error"]["code"] == 413
+            await is_told_in_json(response, 413, "rejected-too-large")
         exchange = await r.picker.wait_for(0)
         assert exchange.kinds[:2] == ["request_headers", "response_headers"]  # an answer without a request body
 
@@ -370,5 +382,4 @@ async def test_a_body_beyond_the_limit_is_refused_in_json() -> None:
 async def test_an_unreachable_pool_is_told_in_json(endpoints: list[str], reason: str) -> None:
     addresses = [closed_address() for _ in endpoints]
     async with rig("recommended", endpoints=addresses) as r, r.ask() as response:
-        assert (response.status, response.headers[DROPPED_REASON]) == (503, reason)
-        assert (await response.json())["error"]["code"] == 503
+        await is_told_in_json(response, 503, reason)
