@@ -25,8 +25,10 @@ class Outcome:
         status: HTTP status of the model server's answer.
         streamed: the answer came as an event stream.
         served_endpoint_id: the endpoint that really answered; the first choice if Envoy does not say.
-        received_s, dispatched_s, first_token_s, ended_s: monotonic seconds.
+        received_s, dispatched_s, first_token_s, ended_s: monotonic seconds. The first token is that of a stream; of an
+            answer that does not stream it is the first byte of the body.
         usage: token counts by the model server's own word.
+        token_events: events of the stream that carried JSON, from the first token on: one or more tokens each.
     """
 
     cause: EndCause
@@ -39,10 +41,11 @@ class Outcome:
     ended_s: float
     usage: Usage
     response_bytes: int = 0
+    token_events: int = 0
 
     @property
     def ttft_ms(self) -> float | None:
-        """Receipt to the first byte of the answer's body."""
+        """Receipt to the first token."""
         return None if self.first_token_s is None else (self.first_token_s - self.received_s) * 1e3
 
     @property
@@ -62,20 +65,49 @@ class InFlight(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The same, for every endpoint of a snapshot and in its order. The arrays belong to the caller."""
+    """The same, for every endpoint of a snapshot and in its order. The arrays belong to the caller.
+
+    Attributes:
+        tokens: prefill work that is not done, and output that is expected.
+        prefill_tokens: the former alone.
+        decode_tokens: context of the requests that are past their first token: what each of their steps attends to.
+    """
 
     requests: FloatArray
     tokens: FloatArray
+    prefill_tokens: FloatArray
+    decode_tokens: FloatArray
 
 
 @dataclass(slots=True)
 class _Reservation:
     prefill_tokens: int
     output_tokens: int
+    context_tokens: int
+    decoding: bool = False
 
     @property
-    def tokens(self) -> int:
-        return self.prefill_tokens + self.output_tokens
+    def decode_tokens(self) -> int:
+        return self.context_tokens if self.decoding else 0
+
+
+class _Counts:
+    """What one endpoint holds."""
+
+    __slots__ = ("decode_tokens", "output_tokens", "prefill_tokens", "requests")
+
+    def __init__(self) -> None:
+        self.requests = self.prefill_tokens = self.output_tokens = self.decode_tokens = 0
+
+    def add(self, requests: int, prefill_tokens: int, output_tokens: int, decode_tokens: int) -> None:
+        self.requests += requests
+        self.prefill_tokens += prefill_tokens
+        self.output_tokens += output_tokens
+        self.decode_tokens += decode_tokens
+
+    @property
+    def in_flight(self) -> InFlight:
+        return InFlight(self.requests, self.prefill_tokens + self.output_tokens)
 
 
 class Ledger:
@@ -87,33 +119,32 @@ class Ledger:
 
     def __init__(self) -> None:
         self._streams: dict[str, dict[str, _Reservation]] = {}
-        self._by_endpoint: dict[str, InFlight] = {}
-        self._total = InFlight(0, 0)
-        # The same counts as arrays in the order of the snapshot last asked for, kept up to date by `_add`.
+        self._by_endpoint: dict[str, _Counts] = {}
+        self._total = _Counts()
+        # The same counts as one array, a row for each field of `Load`, in the order of the snapshot last asked for.
+        # `_add` keeps it up to date.
         self._endpoints_version: int | None = None
         self._row_by_id: Mapping[str, int] = {}
-        self._requests: FloatArray = np.zeros(0)
-        self._tokens: FloatArray = np.zeros(0)
+        self._columns: FloatArray = np.zeros((4, 0))
 
-    def reserve(self, key: str, endpoint_id: str, *, prefill_tokens: int, output_tokens: int = 0) -> None:
+    def reserve(
+        self, key: str, endpoint_id: str, *, prefill_tokens: int, output_tokens: int = 0, context_tokens: int = 0
+    ) -> None:
         """Book one request of stream `key` on an endpoint, with the tokens it has to prefill and to decode.
 
+        `context_tokens` count as decoded from the first token on: the prompt, cached or not, and its expected output.
         Booked twice on one endpoint (which both prefills and decodes, say), it is one request with the larger amounts.
         """
-        reservations = self._streams.setdefault(key, {})
-        held = reservations.get(endpoint_id)
-        wanted = _Reservation(max(prefill_tokens, 0), max(output_tokens, 0))
-        if held is None:
-            reservations[endpoint_id] = wanted
-            self._add(endpoint_id, 1, wanted.tokens)
-        else:
-            self._merge(endpoint_id, held, wanted)
+        wanted = _Reservation(max(prefill_tokens, 0), max(output_tokens, 0), max(context_tokens, 0))
+        self._hold(self._streams.setdefault(key, {}), endpoint_id, wanted)
 
     def first_token(self, key: str) -> None:
-        """The stream's prompt is prefilled: its prefill tokens are work no more."""
+        """The stream's prompt is prefilled: its prefill tokens are work no more, and what it decodes is load."""
         for endpoint_id, held in self._streams.get(key, {}).items():
-            self._add(endpoint_id, 0, -held.prefill_tokens)
-            held.prefill_tokens = 0
+            if not held.decoding:
+                self._add(endpoint_id, 0, -held.prefill_tokens, 0, held.context_tokens)
+                held.prefill_tokens = 0
+                held.decoding = True
 
     def move(self, key: str, from_endpoint_id: str, to_endpoint_id: str) -> None:
         """The stream is served elsewhere than planned: what it held on one endpoint it now holds on the other."""
@@ -121,15 +152,9 @@ class Ledger:
         if reservations is None or from_endpoint_id == to_endpoint_id:
             return
         moved = reservations.pop(from_endpoint_id, None)
-        if moved is None:
-            return
-        self._add(from_endpoint_id, -1, -moved.tokens)
-        held = reservations.get(to_endpoint_id)
-        if held is None:
-            reservations[to_endpoint_id] = moved
-            self._add(to_endpoint_id, 1, moved.tokens)
-        else:
-            self._merge(to_endpoint_id, held, moved)
+        if moved is not None:
+            self._drop(from_endpoint_id, moved)
+            self._hold(reservations, to_endpoint_id, moved)
 
     def release(self, key: str) -> bool:
         """The stream has ended. True the first time; again, or for an unknown key, nothing happens."""
@@ -137,7 +162,7 @@ class Ledger:
         if reservations is None:
             return False
         for endpoint_id, held in reservations.items():
-            self._add(endpoint_id, -1, -held.tokens)
+            self._drop(endpoint_id, held)
         return True
 
     def load(self, snapshot: Snapshot) -> Load:
@@ -145,42 +170,66 @@ class Ledger:
         if snapshot.endpoints_version != self._endpoints_version:
             self._endpoints_version = snapshot.endpoints_version
             self._row_by_id = snapshot.row_by_id
-            counts = [self.in_flight(endpoint.id) for endpoint in snapshot.endpoints]
-            self._requests = np.array([c.requests for c in counts], dtype=np.float64)
-            self._tokens = np.array([c.tokens for c in counts], dtype=np.float64)
-        return Load(self._requests.copy(), self._tokens.copy())
+            self._columns = np.zeros((4, len(snapshot)))
+            for row, endpoint in enumerate(snapshot.endpoints):
+                if (counts := self._by_endpoint.get(endpoint.id)) is not None:
+                    self._write(row, counts)
+        return Load(*self._columns.copy())
 
     def in_flight(self, endpoint_id: str) -> InFlight:
         """What is in flight on one endpoint, in the pool or not."""
-        return self._by_endpoint.get(endpoint_id, _NOTHING)
+        counts = self._by_endpoint.get(endpoint_id)
+        return InFlight(0, 0) if counts is None else counts.in_flight
 
     def totals(self) -> InFlight:
         """Over all endpoints. A stream with two reservations counts as two requests."""
-        return self._total
+        return self._total.in_flight
 
     def open_streams(self) -> int:
         """Streams that have a reservation."""
         return len(self._streams)
 
-    def _merge(self, endpoint_id: str, held: _Reservation, other: _Reservation) -> None:
-        before = held.tokens
-        held.prefill_tokens = max(held.prefill_tokens, other.prefill_tokens)
-        held.output_tokens = max(held.output_tokens, other.output_tokens)
-        self._add(endpoint_id, 0, held.tokens - before)
-
-    def _add(self, endpoint_id: str, requests: int, tokens: int) -> None:
-        """The only place where counters change. Endpoints with nothing in flight are forgotten."""
-        before = self.in_flight(endpoint_id)
-        now = InFlight(before.requests + requests, before.tokens + tokens)
-        if now.requests:
-            self._by_endpoint[endpoint_id] = now
+    def _hold(self, reservations: dict[str, _Reservation], endpoint_id: str, wanted: _Reservation) -> None:
+        held = reservations.get(endpoint_id)
+        if held is None:
+            requests, held = 1, _Reservation(0, 0, 0)
+            reservations[endpoint_id] = held
         else:
-            self._by_endpoint.pop(endpoint_id, None)
-        self._total = InFlight(self._total.requests + requests, self._total.tokens + tokens)
+            requests = 0
+        prefill, output, decode = held.prefill_tokens, held.output_tokens, held.decode_tokens
+        held.prefill_tokens = max(prefill, wanted.prefill_tokens)
+        held.output_tokens = max(output, wanted.output_tokens)
+        held.context_tokens = max(held.context_tokens, wanted.context_tokens)
+        held.decoding = held.decoding or wanted.decoding
+        self._add(
+            endpoint_id,
+            requests,
+            held.prefill_tokens - prefill,
+            held.output_tokens - output,
+            held.decode_tokens - decode,
+        )
+
+    def _drop(self, endpoint_id: str, held: _Reservation) -> None:
+        self._add(endpoint_id, -1, -held.prefill_tokens, -held.output_tokens, -held.decode_tokens)
+
+    def _add(
+        self, endpoint_id: str, requests: int, prefill_tokens: int, output_tokens: int, decode_tokens: int
+    ) -> None:
+        """The only place where counters change. Endpoints with nothing in flight are forgotten."""
+        counts = self._by_endpoint.get(endpoint_id)
+        if counts is None:
+            counts = self._by_endpoint[endpoint_id] = _Counts()
+        counts.add(requests, prefill_tokens, output_tokens, decode_tokens)
+        self._total.add(requests, prefill_tokens, output_tokens, decode_tokens)
+        if not counts.requests:
+            del self._by_endpoint[endpoint_id]
         row = self._row_by_id.get(endpoint_id)
         if row is not None:
-            self._requests[row] = now.requests
-            self._tokens[row] = now.tokens
+            self._write(row, counts)
 
-
-_NOTHING = InFlight(0, 0)
+    def _write(self, row: int, counts: _Counts) -> None:
+        columns = self._columns
+        columns[0, row] = counts.requests
+        columns[1, row] = counts.prefill_tokens + counts.output_tokens
+        columns[2, row] = counts.prefill_tokens
+        columns[3, row] = counts.decode_tokens

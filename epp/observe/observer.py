@@ -25,3 +25,7 @@ class RequestObserver:
 
     def request_ended(self, request: Request, outcome: Outcome) -> None:
         self._metrics.request_ended(request, outcome)
+
+    def plugins_observed(self, cycle: Cycle) -> None:
+        self._metrics.plugins.observe(cycle.observations)
+        cycle.observations.clear()

@@ -63,15 +63,16 @@ class InflightLoadProducer(Producer):
     def produce(self, cycle: Cycle, candidates: Candidates) -> None:
         snapshot = candidates.snapshot
         load = self.services.ledger.load(snapshot)
-        cycle.publish(self._load_key, InFlightLoad(load.requests, load.tokens))
+        cycle.publish(self._load_key, InFlightLoad(*load))
         prompt = cycle.get(TOKENIZED_PROMPT.by(None))
         if prompt is None:
             return
         match = cycle.get(self._match_key)
-        matched_tokens = np.zeros(len(snapshot)) if match is None else match.match_blocks * match.block_size_tokens
         prompt_tokens = prompt.tokens
         uncached = UncachedTokens(
-            prefill_tokens=np.maximum(prompt_tokens - matched_tokens, 0.0),
+            prefill_tokens=np.full(len(snapshot), float(prompt_tokens))
+            if match is None
+            else match.uncached_tokens(prompt_tokens),
             expected_output_tokens=self._expected_output_tokens(cycle.request, prompt_tokens),
         )
         cycle.publish(self._uncached_key, uncached)

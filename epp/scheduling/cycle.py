@@ -12,12 +12,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A number that a plugin wants counted: `family` without prefix, e.g. `prefix_indexer_hit_ratio`."""
+    """A number that a plugin wants counted: `family` without prefix, e.g. `prefix_indexer_hit_ratio`.
+
+    `labels` come on top of the plugin's name and type; their values are from small sets, never from a client.
+    """
 
     family: str
     value: float
     plugin_name: str
     plugin_type: str
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -26,13 +30,14 @@ class Cycle:
 
     Attributes:
         now_s: monotonic seconds of the decision. Plugins have no other clock.
+        received_s: monotonic seconds at which the request began to arrive; `None`: at `now_s`.
         rng: the only source of chance.
         data: what producers published, by key.
         state: private notes of a plugin from one hook to the next, by plugin name.
         set_headers: request headers that plugins want set towards the model server.
         response_headers: headers that plugins want added to the response.
         notes: fallbacks taken and the like, for the decision record: plugin name to a short reason.
-        observations: numbers for the metrics page; handed over after each hook.
+        observations: numbers for the metrics page; handed over when the decision is made, and at the end.
     """
 
     request: Request
@@ -44,6 +49,12 @@ class Cycle:
     response_headers: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
+    received_s: float | None = None
+
+    @property
+    def waited_ms(self) -> float:
+        """What the request has spent here before its decision: upload of its body, queue."""
+        return 0.0 if self.received_s is None else (self.now_s - self.received_s) * 1e3
 
     def publish(self, key: DataKey[T], value: T) -> None:
         self.data[key] = value

@@ -14,6 +14,7 @@ import numpy.typing as npt
 T = TypeVar("T")
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +76,19 @@ class PrefixMatch:
             return np.zeros_like(self.match_blocks)
         return self.match_blocks / self.total_blocks
 
+    def uncached_tokens(self, prompt_tokens: float) -> FloatArray:
+        """Tokens of a prompt of this length that each endpoint would have to prefill, never below 0."""
+        return np.maximum(prompt_tokens - self.match_blocks * self.block_size_tokens, 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class InFlightLoad:
-    """What we ourselves have sent to each endpoint and has not ended."""
+    """What we ourselves have sent to each endpoint and has not ended; see `epp.ledger.Load`."""
 
     requests: FloatArray
     tokens: FloatArray
+    prefill_tokens: FloatArray
+    decode_tokens: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,61 @@ class UncachedTokens:
     expected_output_tokens: float
 
 
+@dataclass(frozen=True, slots=True)
+class LatencyPrediction:
+    """How long this request would take on each endpoint, and whether that is within its targets.
+
+    Whether there is a prediction, whether there is a target and whether it is met are three questions with three
+    answers; none of them is read off a number.
+
+    Attributes:
+        ttft_ms: until the client gets the first byte of the answer's content, from now on: the first token of a
+            stream, the whole of any other answer. NaN: no prediction.
+        tpot_ms: per output token after the first. NaN: no prediction, or the answer does not stream.
+        ttft_headroom_ms, tpot_headroom_ms: target less prediction, negative when it would be missed. NaN: no target,
+            or no prediction.
+        ttft_ok, tpot_ok: the prediction is within the target, or there is no target. False without a prediction.
+        ttft_constrained, tpot_constrained: the request has such a target.
+        requests: ours that are in flight there.
+    """
+
+    ttft_ms: FloatArray
+    tpot_ms: FloatArray
+    ttft_headroom_ms: FloatArray
+    tpot_headroom_ms: FloatArray
+    ttft_ok: BoolArray
+    tpot_ok: BoolArray
+    ttft_constrained: bool
+    tpot_constrained: bool
+    requests: FloatArray
+
+    @property
+    def known(self) -> BoolArray:
+        """Endpoints that have a prediction."""
+        return ~np.isnan(self.ttft_ms)
+
+    @property
+    def ok(self) -> BoolArray:
+        """Endpoints that are predicted to meet every target there is."""
+        return self.ttft_ok & self.tpot_ok
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStart:
+    """Endpoints that are new or have just failed, and the one of them, if any, whose turn it is.
+
+    Attributes:
+        held_back: per endpoint, whether it should get only those requests of which it is `turn`.
+        turn: the row that this request should try.
+    """
+
+    held_back: BoolArray
+    turn: int | None
+
+
 TOKENIZED_PROMPT = DataKind("TokenizedPrompt", TokenizedPrompt, "token-producer")
 PREFIX_MATCH = DataKind("PrefixCacheMatchInfo", PrefixMatch, "approx-prefix-cache-producer")
 IN_FLIGHT_LOAD = DataKind("InFlightLoad", InFlightLoad, "inflight-load-producer")
 UNCACHED_TOKENS = DataKind("UncachedRequestTokens", UncachedTokens, "inflight-load-producer")
+LATENCY_PREDICTION = DataKind("LatencyPredictionInfo", LatencyPrediction, "predicted-latency-producer")
+SLOW_START = DataKind("SlowStart", SlowStart, "predicted-latency-producer")

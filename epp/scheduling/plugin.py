@@ -12,14 +12,15 @@ returns some of the candidates it was given; `end` comes exactly once for each `
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
+from epp.latency.types import Prediction, Sample, Situation
 from epp.ledger import Ledger, Outcome
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
@@ -48,11 +49,41 @@ class Stability(Enum):
     DEPRECATED = "deprecated"
 
 
+class LatencyPredictor(Protocol):
+    """What a plugin that predicts latency needs of a predictor; see `epp.latency.types`."""
+
+    @property
+    def ready(self) -> bool:
+        """It has learned enough for its predictions to be used."""
+
+    def predict(self, situation: Situation, *, quantile: float | None, now_s: float) -> Prediction:
+        """One call for all candidates. Bounds hold with probability `quantile`; `None`: they are the means."""
+
+    def observe(self, sample: Sample) -> None:
+        """Learn from a request that has ended. Quick: training happens elsewhere."""
+
+    def samples_of(self, endpoint_id: str) -> int:
+        """Requests of this endpoint that were learned from."""
+
+    def forget(self, endpoint_id: str) -> None:
+        """The endpoint has left the pool."""
+
+    def state(self) -> Mapping[str, Any]:
+        """For the debug page: plain values."""
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The shared objects that plugins may hold on to. Built once, in the composition root."""
+    """The shared objects that plugins may hold on to. Built once, in the composition root.
+
+    Attributes:
+        predictor: `None`: latency is not predicted.
+        timer: monotonic seconds, for plugins that limit what they may cost, never for decisions; `None`: no limits.
+    """
 
     ledger: Ledger
+    predictor: LatencyPredictor | None = None
+    timer: Callable[[], float] | None = None
 
 
 class Plugin(ABC):
@@ -173,7 +204,7 @@ class ResponseHeadersHook(Plugin):
 class FirstTokenHook(Plugin):
     @abstractmethod
     def first_token(self, cycle: Cycle, decision: Decision, at_s: float) -> None:
-        """Once, with the first byte of the response body."""
+        """Once, with the first token of a stream, or the first byte of any other answer."""
 
 
 class ResponseChunkHook(Plugin):

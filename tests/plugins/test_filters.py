@@ -161,7 +161,7 @@ def test_utilization_filter():
         signals(scraped_at_s=None),
     )
     cycle = a_cycle()
-    cycle.publish(IN_FLIGHT_LOAD.by(None), InFlightLoad(np.array([9.0, 1.0, 0.0]), np.zeros(3)))
+    cycle.publish(IN_FLIGHT_LOAD.by(None), InFlightLoad(np.array([9.0, 1.0, 0.0]), *np.zeros((3, 3))))
 
     def keeps(*conditions, **more):
         listed = [{"metric": metric, "maxValue": value} for metric, value in conditions]

@@ -11,7 +11,8 @@ from epp.scheduling.data import IN_FLIGHT_LOAD, PREFIX_MATCH, UNCACHED_TOKENS, I
 
 def load_of(*requests, tokens=None):
     counts = np.array(requests, dtype=float)
-    return InFlightLoad(counts, np.array(tokens, dtype=float) if tokens else np.zeros_like(counts))
+    none = np.zeros_like(counts)
+    return InFlightLoad(counts, np.array(tokens, dtype=float) if tokens else none, none, none)
 
 
 def active_scores(parameters, *requests):
