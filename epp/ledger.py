@@ -141,10 +141,10 @@ class Ledger:
     def first_token(self, key: str) -> None:
         """The stream's prompt is prefilled: its prefill tokens are work no more, and what it decodes is load."""
         for endpoint_id, held in self._streams.get(key, {}).items():
-            if not held.decoding:
-                self._add(endpoint_id, 0, -held.prefill_tokens, 0, held.context_tokens)
-                held.prefill_tokens = 0
-                held.decoding = True
+            before = held.decode_tokens
+            held.decoding = True
+            self._add(endpoint_id, 0, -held.prefill_tokens, 0, held.decode_tokens - before)
+            held.prefill_tokens = 0
 
     def move(self, key: str, from_endpoint_id: str, to_endpoint_id: str) -> None:
         """The stream is served elsewhere than planned: what it held on one endpoint it now holds on the other."""

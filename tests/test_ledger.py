@@ -97,6 +97,19 @@ def test_a_load_once_read_does_not_change():
     assert ledger.load(pool).tokens.tolist() == [9]
 
 
+def test_a_stream_decodes_its_context_from_the_first_token_on():
+    ledger, pool = Ledger(), snapshot("a", "b")
+    ledger.reserve("s1", "ns/a", prefill_tokens=100, context_tokens=900)
+    ledger.reserve("s2", "ns/b", prefill_tokens=30, output_tokens=5, context_tokens=35)
+    assert ledger.load(pool).prefill_tokens.tolist() == [100, 30]
+    assert ledger.load(pool).decode_tokens.tolist() == [0, 0]
+    ledger.first_token("s1")
+    assert ledger.load(pool).prefill_tokens.tolist() == [0, 30]
+    assert ledger.load(pool).decode_tokens.tolist() == [900, 0]
+    ledger.release("s1")
+    assert ledger.load(pool).decode_tokens.tolist() == [0, 0]
+
+
 def test_short_lived_endpoint_names_leave_nothing_behind():
     ledger = Ledger()
     for i in range(10_000):
@@ -113,14 +126,15 @@ class NaiveLedger:
     def __init__(self) -> None:
         self.held: dict[tuple[str, str], list[int]] = {}
 
-    def reserve(self, key: str, endpoint: str, prefill: int, output: int) -> None:
-        old = self.held.get((key, endpoint), [0, 0])
-        self.held[key, endpoint] = [max(old[0], prefill), max(old[1], output)]
+    def reserve(self, key: str, endpoint: str, *held: int) -> None:
+        """`held`: prefill, output and context tokens, and whether it is past its first token."""
+        old = self.held.get((key, endpoint), [0, 0, 0, 0])
+        self.held[key, endpoint] = [max(pair) for pair in zip(old, held, strict=True)]
 
     def first_token(self, key: str) -> None:
         for (k, _), tokens in self.held.items():
             if k == key:
-                tokens[0] = 0
+                tokens[0], tokens[3] = 0, 1
 
     def move(self, key: str, source: str, target: str) -> None:
         if source != target and (key, source) in self.held:
@@ -132,13 +146,14 @@ class NaiveLedger:
             del self.held[k]
         return bool(mine)
 
-    def count(self) -> tuple[Counter[str], Counter[str]]:
-        requests: Counter[str] = Counter()
-        tokens: Counter[str] = Counter()
+    def count(self) -> tuple[Counter[str], Counter[str], Counter[str], Counter[str]]:
+        requests, tokens, prefill, decode = counts = (Counter[str](), Counter[str](), Counter[str](), Counter[str]())
         for (_, endpoint), held in self.held.items():
             requests[endpoint] += 1
-            tokens[endpoint] += sum(held)
-        return requests, tokens
+            tokens[endpoint] += held[0] + held[1]
+            prefill[endpoint] += held[0]
+            decode[endpoint] += held[2] * held[3]
+        return counts
 
 
 KEYS = st.sampled_from(["s1", "s2", "s3"])
@@ -146,7 +161,7 @@ ENDPOINTS = st.sampled_from(["ns/a", "ns/b", "ns/c"])
 TOKENS = st.integers(0, 50)
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("reserve"), KEYS, ENDPOINTS, TOKENS, TOKENS),
+        st.tuples(st.just("reserve"), KEYS, ENDPOINTS, TOKENS, TOKENS, TOKENS),
         st.tuples(st.just("first_token"), KEYS),
         st.tuples(st.just("move"), KEYS, ENDPOINTS, ENDPOINTS),
         st.tuples(st.just("release"), KEYS),
@@ -165,9 +180,9 @@ def test_any_order_of_calls_gives_the_counts_of_a_naive_model(steps):
     for verb, *args in steps:
         match verb:
             case "reserve":
-                key, endpoint, prefill, output = args
-                ledger.reserve(key, endpoint, prefill_tokens=prefill, output_tokens=output)
-                naive.reserve(key, endpoint, prefill, output)
+                key, endpoint, prefill, output, context = args
+                ledger.reserve(key, endpoint, prefill_tokens=prefill, output_tokens=output, context_tokens=context)
+                naive.reserve(key, endpoint, prefill, output, context, 0)
             case "first_token":
                 ledger.first_token(*args)
                 naive.first_token(*args)
@@ -179,10 +194,10 @@ def test_any_order_of_calls_gives_the_counts_of_a_naive_model(steps):
             case "load":
                 versions += 1
                 pool = snapshot(*args[0], endpoints_version=versions)
-        requests, tokens = naive.count()
+        requests, tokens, prefill, decode = naive.count()
         load = ledger.load(pool)
-        assert load.requests.tolist() == [requests[e.id] for e in pool.endpoints]
-        assert load.tokens.tolist() == [tokens[e.id] for e in pool.endpoints]
+        for column, expected in zip(load, (requests, tokens, prefill, decode), strict=True):
+            assert column.tolist() == [expected[e.id] for e in pool.endpoints]
         assert ledger.totals() == InFlight(requests.total(), tokens.total())
         assert ledger.open_streams() == len({key for key, _ in naive.held})
         assert (load.tokens >= 0).all()

@@ -44,8 +44,9 @@ class ToyDirector:
     def response_body(self, assignment, data):
         self.told.append(len(data))
 
-    def end(self, assignment, cause, usage, token_events):
-        self.told.append((cause, usage, token_events))
+    def end(self, assignment, cause, usage, token_events=0):
+        if not isinstance(self.told[-1], tuple):  # a second end counts nothing
+            self.told.append((cause, usage, token_events))
 
 
 def headers(**pairs):
