@@ -91,6 +91,9 @@ class Observer(Protocol):
 
     def request_ended(self, request: Request, outcome: Outcome) -> None: ...
 
+    def plugins_observed(self, cycle: Cycle) -> None:
+        """At the end of a request, if plugins left observations there; takes them out of the cycle."""
+
 
 @dataclass(frozen=True, slots=True)
 class DirectorOptions:
@@ -144,7 +147,7 @@ class Director:
         request = self._read(arrival)
         if isinstance(request, Refusal):
             return self._refuse(request, None, started_s)
-        cycle = Cycle(request=request, now_s=started_s, rng=self._rng)
+        cycle = Cycle(request=request, now_s=started_s, rng=self._rng, received_s=arrival.received_s)
         decision = self._choose(arrival, cycle)
         if isinstance(decision, Denial):
             return self._refuse(Refusal(decision, request.error_style, request), cycle, started_s)
@@ -240,14 +243,18 @@ class Director:
                 continue
             row = result.picked[0]
             is_primary = name == decision.primary
+            prompt_tokens = prompt.tokens if prompt is not None else 0
+            prefill_tokens, output_tokens = prompt_tokens, 0
             if uncached is not None:
                 prefill_tokens = int(uncached.prefill_tokens[row])
                 output_tokens = int(uncached.expected_output_tokens) if is_primary else 0
-            else:
-                prefill_tokens, output_tokens = (prompt.tokens if prompt is not None else 0), 0
             endpoint = decision.endpoints[0] if is_primary else decision.snapshot.endpoints[row]
             self._ledger.reserve(
-                cycle.request.id, endpoint.id, prefill_tokens=prefill_tokens, output_tokens=output_tokens
+                cycle.request.id,
+                endpoint.id,
+                prefill_tokens=prefill_tokens,
+                output_tokens=output_tokens,
+                context_tokens=prompt_tokens + output_tokens if is_primary else 0,
             )
 
     def _refuse(self, refusal: Refusal, cycle: Cycle | None, started_s: float) -> Refusal:
@@ -279,19 +286,20 @@ class Director:
                 return
 
     def response_body(self, assignment: Assignment, data: bytes) -> None:
-        """Bytes of the response body passed. The first ones are the first token."""
-        if not data:
-            return
+        """Bytes of the response body passed."""
         assignment.response_bytes += len(data)
+        if self._pipeline.observes_chunks and data:
+            self._pipeline.response_chunk(assignment.cycle, assignment.decision, data, self._clock())
+
+    def first_token(self, assignment: Assignment) -> None:
+        """The first token passed, before `response_body` is told of its bytes. Only the first call counts."""
         if assignment.first_token_s is None:
             assignment.first_token_s = now_s = self._clock()
             self._ledger.first_token(assignment.request.id)
             self._pipeline.first_token(assignment.cycle, assignment.decision, now_s)
-        if self._pipeline.observes_chunks:
-            self._pipeline.response_chunk(assignment.cycle, assignment.decision, data, self._clock())
 
-    def end(self, assignment: Assignment, cause: EndCause, usage: Usage) -> None:
-        """The exchange is over, in whatever way. Only the first call counts."""
+    def end(self, assignment: Assignment, cause: EndCause, usage: Usage, token_events: int = 0) -> None:
+        """The exchange is over, in whatever way. Only the first call counts. `token_events`: see `Outcome`."""
         if assignment.ended:
             return
         assignment.ended = True
@@ -306,11 +314,14 @@ class Director:
             ended_s=self._clock(),
             usage=usage,
             response_bytes=assignment.response_bytes,
+            token_events=token_events,
         )
         if assignment.request.generates:
             self._ledger.release(assignment.request.id)
             self._pipeline.end(assignment.cycle, assignment.decision, outcome)
         self._observer.request_ended(assignment.request, outcome)
+        if assignment.cycle.observations:
+            self._observer.plugins_observed(assignment.cycle)
 
 
 def first_of(headers: Mapping[str, str], names: Sequence[str]) -> str | None:

@@ -15,6 +15,7 @@ from epp.inference.request import Usage
 from epp.inference.rewrite import ResponseModelRewriter
 from epp.inference.usage import merge_sse_usage, usage_from_json
 from epp.scheduling.decision import Denial
+from epp.server.first_token import FirstToken
 from epp.server.transport import Stream
 from epp.wire.conversation import Conversation, Limits
 from epp.wire.events import (
@@ -77,6 +78,7 @@ class Exchange:
         self._deadline: Timer | None = None
         self._assignment: Assignment | None = None
         self._window: BodyWindow | None = None
+        self._first_token: FirstToken | None = None
         self._broken = False
 
     @property
@@ -205,11 +207,18 @@ class Exchange:
         options = self._options
         tail_bytes = options.stream_tail_bytes if self._assignment.streamed else options.json_tail_bytes
         self._window = BodyWindow(options.head_bytes, tail_bytes)
+        encoding = started.headers.get("content-encoding") or "identity"
+        self._first_token = FirstToken(
+            self._assignment.request.api,
+            readable_events=self._assignment.streamed and encoding.strip().lower() == "identity",
+        )
         return self._conversation.respond(added)
 
     def _observe(self, body: ResponseBody) -> None:
-        if self._assignment is not None and self._window is not None:
+        if self._assignment is not None and self._window is not None and self._first_token is not None:
             self._window.feed(body.data)
+            if self._first_token.feed(body.data):
+                self._director.first_token(self._assignment)
             self._director.response_body(self._assignment, body.data)
 
     def _end(self, cause: EndCause) -> None:
@@ -220,7 +229,8 @@ class Exchange:
         try:
             usage = self._usage(self._assignment)
         finally:  # whatever a response may hold, its reservation ends with it
-            self._director.end(self._assignment, cause, usage)
+            token_events = 0 if self._first_token is None else self._first_token.token_events
+            self._director.end(self._assignment, cause, usage, token_events)
 
     def _usage(self, assignment: Assignment) -> Usage:
         """Token counts from what was kept of the response."""
