@@ -94,8 +94,7 @@ async def test_without_a_drain_new_streams_are_refused_and_running_ones_finish(t
         assert await asyncio.wait_for(process.wait(), 5) == 0
 
 
-@pytest.mark.parametrize("drain_timeout", ["0s", "60s"])
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("drain_timeout", "second"), [("0s", signal.SIGINT), ("60s", signal.SIGTERM)])
 async def test_a_second_signal_hurries(tmp_path: Path, drain_timeout: str, second: signal.Signals) -> None:
     async with picker(tmp_path, drain_timeout) as process, connect(process.ports["grpc"]) as channel:
         stream = ScriptedStream(channel)
