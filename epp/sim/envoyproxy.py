@@ -89,6 +89,12 @@ class EnvoyProxy:
                 process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def kill(self) -> None:
+        """SIGKILL, as if its machine had failed. `stop` still has to be called."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
     def __enter__(self) -> Self:
         self.start()
         return self

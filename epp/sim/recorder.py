@@ -32,14 +32,20 @@ class Recorded:
 
 
 class Recorder:
-    """The last requests, bounded in number and in bytes of their bodies."""
+    """The last requests, bounded in number and in bytes of their bodies.
+
+    Attributes:
+        total: how many came, kept or not.
+    """
 
     def __init__(self, most_requests: int = 256) -> None:
+        self.total = 0
         self._requests: deque[Recorded] = deque()
         self._most_requests = most_requests
         self._body_bytes = 0
 
     def add(self, recorded: Recorded) -> None:
+        self.total += 1
         self._requests.append(recorded)
         self._body_bytes += len(recorded.body)
         while len(self._requests) > self._most_requests or self._body_bytes > _MOST_BODY_BYTES:

@@ -20,10 +20,10 @@ def envoy_binary() -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["recommended", "gateway"])
 async def stack(request: pytest.FixtureRequest, envoy_binary: Path) -> AsyncIterator[Stack]:
     """The whole product with either bootstrap, shared by the tests of a module: leave it as you found it. As a gateway,
-    Envoy speaks TLS to the picker. The picker logs all it ever would.
+    Envoy speaks TLS to the picker. The picker logs and counts all that it can.
 
     Such tests are marked `pytest.mark.asyncio(loop_scope="module")`. One that kills something starts a `Stack` itself.
     """
-    tls = request.param == "gateway"
-    async with Stack(pool=3, bootstrap=request.param, tls=tls, picker_flags=["-v", "5"]) as stack:
+    flags = ["-v", "5", "--enable-grpc-stream-metrics"]
+    async with Stack(pool=3, bootstrap=request.param, tls=request.param == "gateway", picker_flags=flags) as stack:
         yield stack

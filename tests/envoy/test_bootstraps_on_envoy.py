@@ -383,3 +383,10 @@ async def test_an_unreachable_pool_is_told_in_json(endpoints: list[str], reason:
     addresses = [closed_address() for _ in endpoints]
     async with rig("recommended", endpoints=addresses) as r, r.ask() as response:
         await is_told_in_json(response, 503, reason)
+
+
+async def test_gateway_tells_an_unreachable_server_in_json() -> None:
+    async with rig("gateway") as r:
+        r.picker.destination = closed_address()
+        async with r.ask() as response:
+            await is_told_in_json(response, 503, "upstream-failed")

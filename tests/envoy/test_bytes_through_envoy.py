@@ -96,6 +96,15 @@ async def test_a_long_prompt_arrives_whole(stack: Stack, client: aiohttp.ClientS
     assert b"maximum context length" in await post(stack, client, data, body, status=400)
 
 
+async def test_a_client_may_wait_to_be_asked_for_its_body(stack: Stack, client: aiohttp.ClientSession) -> None:
+    """As curl does with a long one."""
+    marker, body = uuid.uuid4().hex, body_of(prompt="x" * 50_000)
+    async with client.post(COMPLETIONS, data=body, headers={MARKER: marker}, expect100=True) as response:
+        assert response.status == 200
+        await response.read()
+    assert arrived(stack, marker).body == body
+
+
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 async def test_a_compressed_body_stays_compressed(stack: Stack, client: aiohttp.ClientSession, coding: str) -> None:
     plain = body_of(prompt="size " * 1000)

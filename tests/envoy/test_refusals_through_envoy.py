@@ -159,14 +159,19 @@ async def test_requests_follow_the_endpoints_file(
     await has_pool(stack, all_three[:1])
     assert await answering(client) == {"sim-0"}
 
-    whole = json.dumps({"endpoints": [{"name": "other", "address": "127.0.0.1", "port": 1}]})
-    endpoints_file.write_text(whole[: len(whole) // 2])
+    write_half(endpoints_file)
     await eventually(lambda: _logged(stack, "endpoints of before stay"))
     assert await answering(client) == {"sim-0"}
 
     write_endpoints(endpoints_file, all_three)
     await has_pool(stack, all_three)
     assert await answering(client) == {"sim-0", "sim-1", "sim-2"}
+
+
+def write_half(path: Path) -> None:
+    """As a writer does who is interrupted, and does not rename."""
+    whole = json.dumps({"endpoints": [{"name": "other", "address": "127.0.0.1", "port": 1}]})
+    path.write_text(whole[: len(whole) // 2])
 
 
 async def _logged(stack: Stack, text: str) -> bool:

@@ -108,6 +108,19 @@ async def test_recommended_completes_what_streams_when_the_picker_is_killed(fail
         assert status == (200 if fail_open else 503)
 
 
+@pytest.mark.parametrize("bootstrap", ["recommended", "gateway"])
+async def test_envoy_may_ask_over_a_unix_socket(bootstrap: str) -> None:
+    async with (
+        Stack(1, bootstrap=bootstrap, fail_open=False, unix_socket=True) as stack,
+        aiohttp.ClientSession() as client,
+    ):
+        for stream in (False, True):
+            status, server, _ = await ask(stack, client, stream=stream)
+            assert (status, server) == (200, "sim-0")
+        await eventually(lambda: none_in_flight(stack))
+        assert (await stack.picker_metrics()).total("llm_d_epp_request_total") == 2
+
+
 async def test_the_picker_ends_orderly_on_sigterm() -> None:
     async with Stack(1, picker_flags=["--drain-timeout", "0s"]) as stack:
         assert await stack.picker.terminate() == 0

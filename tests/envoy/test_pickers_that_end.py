@@ -13,7 +13,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 from scripted_envoy import ScriptedStream, connect
 from stack import Stack, eventually
-from test_main_job_breaks_streams import LAST, SERVERS, streaming
+from test_streams_that_break import LAST, SERVERS, streaming
 
 from epp.sim.config import SimConfig
 from epp.sim.picker_process import PickerProcess
