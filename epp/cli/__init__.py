@@ -1,0 +1,51 @@
+"""The `epp` command. It reads flags, calls one function, and turns a `Problem` into one clear line and exit code 2."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from epp import __version__
+from epp.cli.check import add_check
+from epp.cli.demo import add_demo
+from epp.cli.flags import Parser
+from epp.cli.serve import add_serve
+from epp.problem import Problem
+
+EXIT_PROBLEM = 2
+
+_DESCRIPTION = """\
+Headroom is an endpoint picker for LLM inference: Envoy asks it over ext_proc which model server should get a request.
+"""
+
+_EPILOG = """\
+examples:
+  epp demo                          see it work: Envoy, the picker and simulated model servers on loopback
+  epp check --config-file c.yaml    validate a configuration and print the pipeline that it makes
+  epp serve --endpoints 10.0.0.1:8000,10.0.0.2:8000
+                                    run the picker for two model servers, with the built-in configuration
+
+`epp COMMAND --help` explains each command. Configuration files are llm-d's EndpointPickerConfig.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `epp` with these arguments (`None`: the process's own). Returns the exit code."""
+    try:
+        arguments = _parser().parse_args(argv)
+        run: Callable[[argparse.Namespace], int] = arguments.run
+        return run(arguments)
+    except Problem as problem:
+        print(problem, file=sys.stderr)
+        return EXIT_PROBLEM
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="epp", description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"headroom-epp {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    add_serve(commands)
+    add_check(commands)
+    add_demo(commands)
+    return parser

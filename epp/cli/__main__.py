@@ -1,0 +1,7 @@
+"""`python -m epp.cli`."""
+
+import sys
+
+from epp.cli import main
+
+sys.exit(main())

@@ -1,0 +1,26 @@
+"""`epp check`: is this configuration one that would serve, and what does it make?"""
+
+import argparse
+from typing import Any
+
+
+def add_check(commands: Any) -> None:
+    check = commands.add_parser(
+        "check",
+        help="validate a configuration and print the pipeline that it makes",
+        description="Validate a configuration without starting anything, and print the pipeline that it makes.\n"
+        "Exit code 0: it would serve. 2: it would not; each line on stderr names file, line, key and the fix.",
+    )
+    check.set_defaults(run=_run)
+    source = check.add_mutually_exclusive_group()
+    source.add_argument(
+        "--config-file", metavar="FILE", help="EndpointPickerConfig, YAML or JSON; without it the built-in one"
+    )
+    source.add_argument("--config-text", metavar="TEXT", help="the same, as text")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from epp.server.app import check
+
+    print(check(arguments.config_file, arguments.config_text))
+    return 0

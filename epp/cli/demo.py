@@ -1,0 +1,37 @@
+"""`epp demo`: everything together on one machine."""
+
+import argparse
+from typing import Any
+
+
+def add_demo(commands: Any) -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="see it work: Envoy, the picker and simulated model servers on loopback",
+        description="Start a real Envoy, the picker and a pool of simulated model servers on loopback, send\n"
+        "mixed requests through Envoy and print what happened. At the end, or at Ctrl-C, all of it is stopped.",
+    )
+    demo.set_defaults(run=_run)
+    demo.add_argument("--serve", action="store_true", help="keep running afterwards, and print a curl line to try")
+    demo.add_argument(
+        "--servers", type=int, default=4, metavar="N", help="simulated model servers (default %(default)s)"
+    )
+    demo.add_argument("--requests", type=int, default=300, metavar="N", help="requests to send (default %(default)s)")
+    demo.add_argument("--config-file", metavar="FILE", help="EndpointPickerConfig to run instead of the built-in one")
+    demo.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="seed of traffic and picker (default %(default)s)"
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from epp.sim.demo import DemoOptions, demo
+
+    return demo(
+        DemoOptions(
+            servers=arguments.servers,
+            requests=arguments.requests,
+            config_file=arguments.config_file,
+            keep_running=arguments.serve,
+            seed=arguments.seed,
+        )
+    )

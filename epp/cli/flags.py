@@ -1,0 +1,93 @@
+"""What all commands' flags have in common: how they are read, and what is said of a bad one."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from epp.problem import Problem
+from epp.units import parse_duration_s, parse_size_bytes
+
+
+class Parser(argparse.ArgumentParser):
+    """Flags are never abbreviated, and a mistake is one line that says where to read more."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> Any:
+        raise Problem(f"{self.prog}: {message} (see {self.prog} --help)")
+
+
+def add_port(group: Any, flag: str, default: int, what: str) -> None:
+    group.add_argument(
+        flag, type=_port, default=default, metavar="PORT", help=f"{what} (default {default}; 0: any free one)"
+    )
+
+
+def add_bool(group: Any, flag: str, default: bool, what: str) -> None:
+    group.add_argument(
+        flag,
+        nargs="?",
+        const=True,
+        default=default,
+        type=_boolean,
+        metavar="true|false",
+        help=f"{what} (default {str(default).lower()})",
+    )
+
+
+def add_size(group: Any, flag: str, default_bytes: int, what: str) -> None:
+    group.add_argument(
+        flag,
+        type=_checked(parse_size_bytes),
+        default=default_bytes,
+        metavar="SIZE",
+        help=f"{what} (default {default_bytes // 2**20}Mi)",
+    )
+
+
+def add_duration(group: Any, flag: str, default_s: float, what: str) -> None:
+    group.add_argument(
+        flag,
+        type=_checked(_duration),
+        default=default_s,
+        metavar="DURATION",
+        help=f"{what} (default {_duration_text(default_s)})",
+    )
+
+
+def _duration(text: str) -> float:
+    seconds = parse_duration_s(text)
+    if seconds < 0:
+        raise ValueError("must not be negative")
+    return seconds
+
+
+def _duration_text(seconds: float) -> str:
+    return f"{seconds:g}s" if seconds >= 1 else f"{seconds * 1e3:g}ms"
+
+
+def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Let argparse show the text of a ValueError instead of its own."""
+
+    def parse_or_explain(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse_or_explain
+
+
+def _boolean(text: str) -> bool:
+    value = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}.get(text.lower())
+    if value is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
+    return value
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to 65535")
+    return int(text)

@@ -1,0 +1,157 @@
+"""`epp serve`: its flags, and the options that they become."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from epp.cli.flags import add_bool, add_duration, add_port, add_size
+from epp.cli.llmd_flags import add_flags_without_effect
+from epp.problem import Problem
+from epp.server.options import ServeOptions
+
+_DESCRIPTION = """\
+Run the picker. It serves ext_proc on --grpc-port, health on --grpc-health-port, metrics and debug pages on
+--metrics-port.
+
+Which model servers there are comes from --endpoints, or from a discovery plugin in the configuration (file-discovery).
+How one is chosen comes from --config-file; without one the built-in configuration is used, which is llm-d's default:
+queue-scorer 2, kv-cache-utilization-scorer 2, prefix-cache-scorer 3, highest score wins.
+"""
+
+_EPILOG = """\
+examples:
+  epp serve --endpoints 10.0.0.1:8000,10.0.0.2:8000
+  epp serve --config-file epp.yaml --cert-path /etc/epp/tls --enable-cert-reload
+  epp serve --endpoints 127.0.0.1:8000 --secure-serving=false --grpc-socket /run/epp.sock
+
+Then point Envoy at it: envoy/recommended.yaml is a bootstrap to start from.
+Flags may be written --flag=value or --flag value, booleans also as --flag alone.
+"""
+
+_ZAP_LEVELS = {"error": 0, "warn": 1, "info": 2, "debug": 4}
+
+
+def add_serve(commands: Any) -> None:
+    serve = commands.add_parser("serve", help="run the picker", description=_DESCRIPTION, epilog=_EPILOG)
+    serve.set_defaults(run=_run)
+    d = ServeOptions()
+
+    pool = serve.add_argument_group("the pool")
+    pool.add_argument("--endpoints", metavar="HOST:PORT,…", help="the model servers; IPv6 in brackets: [fd00::1]:8000")
+    pool.add_argument(
+        "--pool-name", default=d.pool_name, metavar="NAME", help="label of pool metrics (default %(default)s)"
+    )
+
+    config = serve.add_argument_group("the configuration").add_mutually_exclusive_group()
+    config.add_argument("--config-file", metavar="FILE", help="EndpointPickerConfig, YAML or JSON")
+    config.add_argument("--config-text", metavar="TEXT", help="the same, as text")
+
+    add_bool(
+        serve, "--allow-experimental-plugins", d.allow_experimental_plugins, "do not log that a plugin is experimental"
+    )
+
+    ports = serve.add_argument_group("ports")
+    ports.add_argument("--host", default=d.host, help="address to bind (default %(default)s)")
+    add_port(ports, "--grpc-port", d.grpc_port, "ext_proc")
+    add_port(ports, "--grpc-health-port", d.grpc_health_port, "gRPC health, plaintext")
+    add_port(ports, "--metrics-port", d.metrics_port, "/metrics, /healthz, /debug/state")
+    ports.add_argument("--grpc-socket", metavar="PATH", help="serve ext_proc on this Unix socket too, plaintext")
+    ports.add_argument("--ports-file", metavar="FILE", help="write the ports really bound here as JSON, once serving")
+
+    tls = serve.add_argument_group("TLS")
+    add_bool(tls, "--secure-serving", d.secure_serving, "TLS on --grpc-port; self-signed without --cert-path")
+    tls.add_argument("--cert-path", metavar="DIR", help="directory with tls.crt and tls.key")
+    add_bool(tls, "--enable-cert-reload", d.enable_cert_reload, "read the certificate again when its files change")
+
+    limits = serve.add_argument_group("limits")
+    add_size(limits, "--grpc-max-recv-msg-size", d.max_message_bytes, "largest gRPC message to receive")
+    add_size(limits, "--max-request-body", d.max_request_body_bytes, "largest request body; beyond it 413")
+    add_duration(
+        limits, "--request-timeout", d.request_timeout_s, "from a request's headers to the end of its body; then 408"
+    )
+    add_duration(limits, "--drain-timeout", d.drain_timeout_s, "after SIGTERM: how long new streams are still served")
+
+    signals = serve.add_argument_group("signals")
+    add_duration(
+        signals,
+        "--refresh-metrics-interval",
+        d.scrape_interval_s,
+        "between two reads of a metrics page (at least 50ms)",
+    )
+    add_duration(signals, "--metrics-staleness-threshold", d.staleness_s, "older scrapes do not count in pool gauges")
+    add_duration(
+        signals, "--refresh-prometheus-metrics-interval", d.pool_gauges_interval_s, "refresh of our own pool gauges"
+    )
+    add_bool(signals, "--enable-grpc-stream-metrics", d.stream_metrics, "count ext_proc streams and how long they live")
+    add_bool(signals, "--legacy-metrics", d.legacy_metrics, "write every family under its older name as well")
+
+    routing = serve.add_argument_group("routing")
+    routing.add_argument(
+        "--objective",
+        action="append",
+        default=[],
+        metavar="NAME=PRIORITY",
+        help="priority of requests that name this objective in a header; below 0 may be shed; repeatable",
+    )
+    add_bool(routing, "--disable-endpoint-subset-filter", not d.use_subset, "ignore the proxy's subset hint")
+    add_bool(routing, "--emit-endpoint-scores", d.emit_scores, "put every candidate's score into the envoy.lb metadata")
+    routing.add_argument("--seed", type=int, metavar="N", help="seed of the random generator, to repeat a run")
+
+    logs = serve.add_argument_group("logs")
+    logs.add_argument(
+        "-v", "--v", dest="verbosity", type=int, default=d.verbosity, metavar="N", help="0 errors … 2 default, 4 debug"
+    )
+    logs.add_argument("--zap-log-level", choices=sorted(_ZAP_LEVELS), help="the same, by name")
+    logs.add_argument("--zap-encoder", choices=["json", "console"], default="json", help="log format (default json)")
+
+    add_flags_without_effect(serve)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from epp.server.app import serve  # the other commands need not load gRPC
+
+    level = arguments.zap_log_level
+    return serve(
+        ServeOptions(
+            config_file=arguments.config_file,
+            config_text=arguments.config_text,
+            allow_experimental_plugins=arguments.allow_experimental_plugins,
+            endpoints=arguments.endpoints,
+            pool_name=arguments.pool_name,
+            host=arguments.host,
+            grpc_port=arguments.grpc_port,
+            grpc_health_port=arguments.grpc_health_port,
+            metrics_port=arguments.metrics_port,
+            grpc_socket=arguments.grpc_socket,
+            secure_serving=arguments.secure_serving,
+            cert_path=arguments.cert_path,
+            enable_cert_reload=arguments.enable_cert_reload,
+            drain_timeout_s=arguments.drain_timeout,
+            max_message_bytes=arguments.grpc_max_recv_msg_size or ServeOptions().max_message_bytes,
+            max_request_body_bytes=arguments.max_request_body,
+            request_timeout_s=arguments.request_timeout,
+            scrape_interval_s=max(0.05, arguments.refresh_metrics_interval),
+            pool_gauges_interval_s=arguments.refresh_prometheus_metrics_interval,
+            staleness_s=arguments.metrics_staleness_threshold,
+            use_subset=not arguments.disable_endpoint_subset_filter,
+            emit_scores=arguments.emit_endpoint_scores,
+            stream_metrics=arguments.enable_grpc_stream_metrics,
+            legacy_metrics=arguments.legacy_metrics,
+            objectives=_objectives(arguments.objective),
+            seed=arguments.seed,
+            ports_file=arguments.ports_file,
+            verbosity=arguments.verbosity if level is None else _ZAP_LEVELS[level],
+            log_format="json" if arguments.zap_encoder == "json" else "text",
+        )
+    )
+
+
+def _objectives(entries: Sequence[str]) -> dict[str, int]:
+    objectives = {}
+    for entry in entries:
+        name, _, priority = entry.partition("=")
+        try:
+            objectives[name] = int(priority)
+        except ValueError:
+            raise Problem(f"--objective {entry}: write it NAME=PRIORITY with a whole number, e.g. batch=-1") from None
+    return objectives
