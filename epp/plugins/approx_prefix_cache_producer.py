@@ -74,7 +74,7 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
     *Prompts* are looked at up to `maxPrefixTokensToMatch`; only full blocks count, so a prompt below one block matches
     nowhere. Several prompts of one request add up.
 
-    A server that leaves the pool, or comes back under another address, starts anew with nothing.
+    A server that leaves the pool, comes back under another address, or is restarted in place starts anew with nothing.
     """
 
     plugin_type = "approx-prefix-cache-producer"
@@ -94,6 +94,7 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
         self._snapshot: Snapshot | None = None
         self._endpoints_version: int | None = None
         self._address_by_id: dict[str, str] = {}
+        self._restarts_by_id: dict[str, int] = {}
 
     @property
     def consumes(self) -> Sequence[DataKey[Any]]:
@@ -184,13 +185,14 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
         return self._default_capacity_blocks
 
     def _follow(self, snapshot: Snapshot) -> None:
-        """Keep up with the pool: its block size, and who has left it."""
+        """Keep up with the pool: its block size, who has left it, and who has lost its cache."""
+        if self._snapshot is not None and snapshot.version < self._snapshot.version:
+            return  # of a request that was held: what it says has been overtaken
         self._snapshot = snapshot
         block_size_tokens = self._block_size_of(snapshot)
         if block_size_tokens != self._block_size_tokens:
             _log.info("plugin %s: prefixes are matched in blocks of %d tokens", self.name, block_size_tokens)
             self._block_size_tokens = block_size_tokens
-        # A request that was held may still carry a snapshot older than the newest one seen.
         if self._endpoints_version is None or snapshot.endpoints_version > self._endpoints_version:
             self._endpoints_version = snapshot.endpoints_version
             present = {endpoint.id: endpoint.address for endpoint in snapshot.endpoints}
@@ -198,6 +200,12 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
                 if present.get(endpoint_id) != address:
                     self._index.forget(endpoint_id)
             self._address_by_id = present
+            self._restarts_by_id = {key: count for key, count in self._restarts_by_id.items() if key in present}
+        for endpoint, signals in zip(snapshot.endpoints, snapshot.signals, strict=True):
+            if signals.restarts is not None and self._restarts_by_id.get(endpoint.id) != signals.restarts:
+                if endpoint.id in self._restarts_by_id:
+                    self._index.forget(endpoint.id)
+                self._restarts_by_id[endpoint.id] = signals.restarts
 
     def _block_size_of(self, snapshot: Snapshot) -> int:
         if self._auto_tune:

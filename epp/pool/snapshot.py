@@ -37,6 +37,8 @@ class EndpointSignals:
         kv_cache_usage_ratio: 0..1.
         kv_block_size_tokens, kv_blocks: the engine's cache geometry.
         lora: adapters, or `None` if the engine does not report any.
+        restarts: how often the server behind the endpoint was seen to start anew, with an empty cache. Only a change of
+            it means anything; `None` if it was never scraped.
         scraped_at_s: monotonic seconds at which the page was read; `None` if it never was.
     """
 
@@ -47,6 +49,7 @@ class EndpointSignals:
     kv_blocks: int | None = None
     lora: LoraState | None = None
     scraped_at_s: float | None = None
+    restarts: int | None = None
 
 
 UNKNOWN_SIGNALS = EndpointSignals()

@@ -6,6 +6,7 @@ engines (data-parallel ranks behind one port). Then
 * counts (waiting, running, cache blocks) are summed: the endpoint has all of that work and all of that room;
 * the cache usage ratio is averaged, since ranks of one server have caches of one size;
 * the cache block size is what all of them agree on;
+* totals, which tell a restart, are summed too;
 * adapters are those of the series with the greatest value, since vLLM writes as value when it wrote the series and
   leaves the old ones on the page.
 
@@ -84,6 +85,7 @@ class EngineMapping:
     """Where one engine keeps its signals. Of several spellings the first that the page has counts.
 
     Attributes:
+        totals: what only ever grows while the server runs; every one counts, none is another's spelling.
         block_size_label, blocks_label: labels of `cache_info` that hold the numbers, where `block_size` and `blocks` do
             not name metrics of their own.
     """
@@ -98,6 +100,7 @@ class EngineMapping:
     blocks_label: str = "num_gpu_blocks"
     block_size: Specs = ()
     blocks: Specs = ()
+    totals: Specs = ()
 
     @staticmethod
     def from_specs(
@@ -134,8 +137,8 @@ class EngineMapping:
     @cached_property
     def families(self) -> frozenset[str]:
         """Every metric family that `extract` looks at."""
-        every = (self.waiting, self.running, self.kv_usage, self.lora, self.cache_info, self.block_size, self.blocks)
-        return frozenset(spec.family for specs in every for spec in specs)
+        signals = (self.waiting, self.running, self.kv_usage, self.lora, self.cache_info, self.block_size, self.blocks)
+        return frozenset(spec.family for specs in (*signals, self.totals) for spec in specs)
 
     def missing(self, signals: EndpointSignals) -> list[str]:
         """The load metrics that this engine should have and of which `signals` holds nothing."""
@@ -147,8 +150,17 @@ class EngineMapping:
         return [specs[0].family for specs, value in load if specs and value is None]
 
 
+def totals(mapping: EngineMapping, samples: Samples) -> Mapping[str, float]:
+    """What only ever grows on the page of one server, by family; unknown ones are left out."""
+    sums = {spec.family: _known_sum([s.value for s in spec.of(samples)]) for spec in mapping.totals}
+    return {family: total for family, total in sums.items() if total is not None}
+
+
 def extract(mapping: EngineMapping, samples: Samples, scraped_at_s: float) -> EndpointSignals:
-    """The signals of one endpoint from the samples of its page, by the rules of the module's text."""
+    """The signals of one endpoint from the samples of its page, by the rules of the module's text.
+
+    How often the server was restarted cannot be told from one page alone.
+    """
     cache_info = _series(mapping.cache_info, samples)
     if mapping.block_size:
         sizes = [s.value for s in _series(mapping.block_size, samples)]
@@ -176,10 +188,14 @@ def _series(specs: Specs, samples: Samples) -> list[Sample]:
     return []
 
 
-def _sum(values: list[float | None]) -> float | None:
+def _known_sum(values: list[float | None]) -> float | None:
     known = [v for v in values if v is not None]
-    total = sum(known)
-    return total if known and len(known) == len(values) and total <= _MAX_COUNT else None
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _sum(values: list[float | None]) -> float | None:
+    total = _known_sum(values)
+    return total if total is not None and total <= _MAX_COUNT else None
 
 
 def _mean_ratio(values: list[float | None]) -> float | None:
@@ -225,6 +241,7 @@ BUILT_IN_ENGINES: tuple[EngineMapping, ...] = (
         kv_usage=_specs("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         lora=_specs("vllm:lora_requests_info"),
         cache_info=_specs("vllm:cache_config_info"),
+        totals=_specs("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
     ),
     EngineMapping(
         name="sglang",
@@ -234,6 +251,7 @@ BUILT_IN_ENGINES: tuple[EngineMapping, ...] = (
         cache_info=_specs("sglang:cache_config_info"),
         block_size_label="page_size",
         blocks_label="num_pages",
+        totals=_specs("sglang:prompt_tokens_total", "sglang:generation_tokens_total"),
     ),
     EngineMapping(
         name="trtllm-serve",
@@ -242,6 +260,7 @@ BUILT_IN_ENGINES: tuple[EngineMapping, ...] = (
         kv_usage=_specs("trtllm_kv_cache_utilization"),
         block_size=_specs("trtllm_kv_cache_tokens_per_block"),
         blocks=_specs("trtllm_kv_cache_max_blocks"),
+        totals=_specs("trtllm_request_success_total"),
     ),
     EngineMapping(
         name="triton-tensorrt-llm",
@@ -250,8 +269,13 @@ BUILT_IN_ENGINES: tuple[EngineMapping, ...] = (
         kv_usage=_specs("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}"),
         block_size=_specs("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}"),
         blocks=_specs("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}"),
+        totals=_specs("nv_inference_request_success"),
     ),
-    EngineMapping(name="triton", waiting=_specs("nv_inference_pending_request_count")),
+    EngineMapping(
+        name="triton",
+        waiting=_specs("nv_inference_pending_request_count"),
+        totals=_specs("nv_inference_request_success"),
+    ),
 )
 
 

@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 MAX_LINES_PER_FAMILY = 4096
 
-# label="value", where the value may hold \" \\ \n, braces and commas. Possessive, so that no line can make it slow.
+# Possessive all through, so that no line can make them slow.
+# label="value", where the value may hold \" \\ \n, braces and commas.
 _LABEL = re.compile(rb'[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*+(,?+)')
 _LABELS_END = re.compile(rb"[ \t]*+\}")
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
-_NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(rb"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?")
 _NOT_FINITE = re.compile(rb"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _ANY_SAMPLE = re.compile(rb"\n[a-zA-Z_:][a-zA-Z0-9_:]*+(?:\{[^\n]*\})?[ \t]++[+-]?(?:[0-9.]|nan|inf)", re.IGNORECASE)
 
@@ -90,6 +91,19 @@ class PageReader:
             if series and lines[name] <= MAX_LINES_PER_FAMILY
         }
         return Page(samples, is_metrics=any(lines.values()) or _ANY_SAMPLE.search(data) is not None)
+
+
+def unlabelled_value(data: bytes, family: str) -> float | None:
+    """The value of a series without labels; `None` if the page has no sensible one. Cheaper than a reader."""
+    data = b"\n" + data
+    name = f"\n{family}".encode()
+    at = data.find(name + b" ")
+    if at < 0:
+        return None
+    start = at + len(name)
+    end = data.find(b"\n", start)
+    read = _read_value(data[start : end if end >= 0 else len(data)])
+    return None if read is None else read[1]
 
 
 def _split_labels(rest: bytes) -> tuple[bytes, bytes]:

@@ -16,16 +16,17 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 from yarl import URL
 
 from epp.pool.endpoint import Endpoint
 from epp.pool.store import EndpointChanges, PoolStore
-from epp.signals.engines import EngineMapping, Engines, extract
+from epp.signals.engines import EngineMapping, Engines, extract, totals
 from epp.signals.fetch import ScrapeError, ScrapeErrorKind, fetch_page, open_session
-from epp.signals.page import PageReader
+from epp.signals.page import PageReader, unlabelled_value
+from epp.signals.restarts import PROCESS_START, Restarts
 from epp.signals.settings import ScrapeSettings
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class _Target:
         self.engine = engine
         self.session = session
         self.reader = PageReader(engine.families)
+        self.restarts = Restarts()
+        self.restarts_seen = 0
         self.warned = False
 
 
@@ -210,4 +213,8 @@ class Scraper:
             )
         if not page.samples:
             raise ScrapeError(ScrapeErrorKind.NO_ENGINE_METRICS, f"none of {target.engine.name}")
-        self._store.update_signals(target.endpoint.id, signals)
+        restarts = target.restarts.count(unlabelled_value(data, PROCESS_START), totals(target.engine, page.samples))
+        if restarts > target.restarts_seen:
+            target.restarts_seen = restarts
+            logger.info("%s was restarted in place: what its cache held is forgotten", target.endpoint.id)
+        self._store.update_signals(target.endpoint.id, replace(signals, restarts=restarts))

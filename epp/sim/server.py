@@ -41,12 +41,9 @@ class SimServer:
         self.config = config
         self._faults = FaultState()
         self.recorder = Recorder()
-        rng = random.Random(config.seed)
-        self.engine = Engine(config.engine, rng)
-        self._metrics_interval_s = rng.uniform(*config.metrics_interval_ms) / 1000.0
+        self._rng = random.Random(config.seed)
+        self._metrics_interval_s = self._rng.uniform(*config.metrics_interval_ms) / 1000.0
         self._metrics_timer: asyncio.TimerHandle | None = None
-        self._page = VllmPage(config.model, config.adapters, config.engine)
-        self._started_s = int(time.time())
         self._port = config.port
 
     @property
@@ -65,6 +62,10 @@ class SimServer:
         return f"http://{self.address}"
 
     async def __aenter__(self) -> "SimServer":
+        self._started_wall_s = time.time()
+        self.engine = Engine(self.config.engine, self._rng)
+        self.engine.slow_factor = self._faults.current.slow_factor
+        self._page = VllmPage(self.config.model, self.config.adapters, self.config.engine, self._started_wall_s)
         self._runner = EngineRunner(self.engine, self.config.speed)
         # Bodies are kept as sent, so the service decompresses them; a client that leaves cancels its handler.
         self._web = web.AppRunner(
@@ -72,7 +73,7 @@ class SimServer:
         )
         await self._web.setup()
         try:
-            await web.TCPSite(self._web, self.config.host, self.config.port).start()
+            await web.TCPSite(self._web, self.config.host, self._port).start()
         except OSError:
             await self._web.cleanup()
             raise
@@ -87,6 +88,11 @@ class SimServer:
             self._metrics_timer.cancel()
         await self._web.cleanup()
         self._runner.close()
+
+    async def restart(self) -> None:
+        """Start anew in place: the same name and address, nothing cached, nothing counted. Breaks what is under way."""
+        await self.__aexit__(None, None, None)
+        await self.__aenter__()
 
     def break_with(self, faults: Faults) -> None:
         """Put these faults in force instead of those before; `Faults()` heals."""
@@ -124,7 +130,7 @@ class SimServer:
             return web.json_response({"detail": error.reason}, status=error.status)
 
     async def _models(self, request: web.Request) -> web.Response:
-        base = {"object": "model", "created": self._started_s, "owned_by": "vllm"}
+        base = {"object": "model", "created": int(self._started_wall_s), "owned_by": "vllm"}
         longest = self.config.engine.longest_tokens
         models = [{"id": self.config.model, "parent": None, "max_model_len": longest}]
         models += [{"id": name, "parent": self.config.model, "max_model_len": None} for name in self.config.adapters]

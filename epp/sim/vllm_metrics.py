@@ -17,8 +17,9 @@ GARBAGE_PAGE = (
 class VllmPage(Collector):
     """Turns what `record` was last given into a page. Between records the page stays as it is, that is, grows stale."""
 
-    def __init__(self, model: str, adapters: tuple[str, ...], config: EngineConfig) -> None:
+    def __init__(self, model: str, adapters: tuple[str, ...], config: EngineConfig, started_wall_s: float) -> None:
         self._model = model
+        self._started_wall_s = started_wall_s
         self._adapters = adapters
         self._config = config
         self._metrics = EngineMetrics()
@@ -40,6 +41,11 @@ class VllmPage(Collector):
 
     def collect(self) -> Iterator[Metric]:
         m = self._metrics
+        yield GaugeMetricFamily(
+            "process_start_time_seconds",
+            "Start time of the process since unix epoch in seconds.",
+            self._started_wall_s,
+        )
         yield self._gauge("num_requests_running", "Number of requests in model execution batches.", m.running)
         yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", m.waiting)
         yield self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", m.kv_usage_ratio)

@@ -313,3 +313,32 @@ def test_a_shared_system_prompt_does_not_pin_a_burst_to_one_server():
         affinity.prefix.pre_request(cycle, decide(candidates, row))
         went[row] += 1
     assert max(went.values()) <= 0.6 * 200
+
+
+def restarted(*counts, version):
+    return pool(*(signals(restarts=count) for count in counts), version=version)
+
+
+def test_a_server_restarted_in_place_is_credited_with_nothing_and_its_neighbour_keeps_its_own():
+    affinity, before = Affinity(), restarted(0, 0, version=1)
+    affinity.send(before, 0, text(3))
+    affinity.send(before, 1, text(3))
+    assert affinity.matched(restarted(0, 0, version=2), text(3)) == [3, 3]
+    after = restarted(1, 0, version=3)
+    assert affinity.matched(after, text(3)) == [0, 3]
+    affinity.send(after, 0, text(3))
+    assert affinity.matched(restarted(1, 0, version=4), text(3)) == [3, 3]
+
+
+def test_a_held_request_with_an_older_snapshot_forgets_nothing():
+    affinity, old, new = Affinity(), restarted(0, version=1), restarted(1, version=2)
+    affinity.look(old, text(1))
+    affinity.send(new, 0, text(3))
+    assert affinity.matched(old, text(3)) == [3]
+    assert affinity.matched(new, text(3)) == [3]
+
+
+def test_a_server_that_is_scraped_at_last_keeps_what_it_was_sent():
+    affinity, unknown = Affinity(), pool(size=1, version=1)
+    affinity.send(unknown, 0, text(3))
+    assert affinity.matched(restarted(4, version=2), text(3)) == [3]
