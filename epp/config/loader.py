@@ -18,6 +18,7 @@ from epp.config.errors import ConfigError, KeyPath, Remark, format_path, printab
 
 MAX_DEPTH = 50
 MAX_VALUES = 100_000  # aliases of aliases can grow without bound
+MAX_DIGITS = 300  # of a number; Python itself refuses to read one of thousands
 
 _TRUE = {"y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"}
 _FALSE = {"n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"}
@@ -165,7 +166,7 @@ class _Reader:
         if text in _TRUE or text in _FALSE:
             return text in _TRUE
         digits = text.replace("_", "")
-        if _INT.fullmatch(digits):
+        if len(digits) <= MAX_DIGITS and _INT.fullmatch(digits):
             return _integer(digits)
         if _FLOAT.fullmatch(digits) and math.isfinite(float(digits)):
             return float(digits)

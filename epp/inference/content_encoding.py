@@ -5,6 +5,11 @@ import zlib
 # Enough for any prompt that a model can take; a bomb stops here, in memory and in time.
 MAX_DECODED_BYTES = 16 << 20
 
+# Members of one body, and how much of it is given to a decoder at once: what is left over after a member is copied, so
+# a body of a million empty members must not be copied a million times. Tools that write blocks write them of 64 KiB.
+_MAX_MEMBERS = 1024
+_INPUT_BYTES = 64 << 10
+
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _RAW = -zlib.MAX_WBITS
 
@@ -24,17 +29,22 @@ def decode(body: bytes, content_encoding: str | None) -> bytes | None:
 
 
 def _inflate(data: bytes, window_bits: int) -> bytes | None:
-    members: list[bytes] = []
+    plain: list[bytes] = []
     room = MAX_DECODED_BYTES
-    while data:
+    at = 0
+    for _ in range(_MAX_MEMBERS):
         stream = zlib.decompressobj(window_bits)
-        try:
-            plain = stream.decompress(data, room + 1)
-        except zlib.error:
-            return None
-        if not stream.eof or len(plain) > room:
-            return None
-        members.append(plain)
-        room -= len(plain)
-        data = stream.unused_data
-    return b"".join(members)
+        while not stream.eof:
+            piece = data[at : at + _INPUT_BYTES]
+            try:
+                plain.append(stream.decompress(piece, room + 1))
+            except zlib.error:
+                return None
+            room -= len(plain[-1])
+            at += len(piece)
+            if room < 0 or (not piece and not stream.eof):
+                return None
+        at -= len(stream.unused_data)
+        if at == len(data):
+            return b"".join(plain)
+    return None

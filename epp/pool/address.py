@@ -75,6 +75,14 @@ def split_host_port(text: str) -> tuple[str, int | None]:
 
 
 def shown(value: object) -> str:
-    """`value` as it may stand in a one-line message: quoted, escaped and cut to a sensible length."""
-    text = repr(value)
+    """`value` as it may stand in a one-line message: quoted, escaped and cut to a sensible length.
+
+    Of what may be huge only the beginning is looked at, and collections are only named: through YAML's aliases a page
+    of text can stand for more than memory holds.
+    """
+    if isinstance(value, dict | list | tuple | set):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "a huge number"
+    text = repr(value[:100] if isinstance(value, str | bytes) else value)
     return text if len(text) <= 80 else text[:77] + "…"

@@ -1,6 +1,5 @@
 """What discovery says when it cannot read the endpoints it was given."""
 
-
 from epp.problem import Problem
 
 

@@ -35,9 +35,18 @@ METRICS_PORT_LABEL = "metricsPort"
 
 _KEYS = ("name", "namespace", "address", "port", "labels")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-_LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+_MAX_MEMBERS = 1_000_000  # of all mappings: merge keys copy what they merge, and a file may merge much often
+_SafeLoader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 T = TypeVar("T")
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc, valid-type]
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        self._members: int = getattr(self, "_members", 0) + len(node.value)
+        if self._members > _MAX_MEMBERS:
+            raise yaml.constructor.ConstructorError(None, None, "too many members", node.start_mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,7 @@ def _load(text: str, source: str) -> tuple[object, list[int]]:
             return json.loads(text), []  # also the JSON that is not YAML: indented with tabs
         except (ValueError, RecursionError):
             pass  # YAML's own flow style, or a fault to which YAML gives a line
-    loader = _LOADER(text)
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         return (None if node is None else loader.construct_document(node)), _entry_lines(node)

@@ -74,7 +74,7 @@ class SseReader:
             if name == b"data":
                 value = value.removeprefix(b" ")
                 self._data.append(value)
-                self._data_bytes += len(value)
+                self._data_bytes += len(value) + 1  # an empty line takes room too
 
     def _end_event(self, payloads: list[bytes]) -> None:
         if self._data:

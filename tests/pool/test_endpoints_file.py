@@ -86,7 +86,7 @@ def test_a_fault_of_the_whole_file_is_one_line_with_its_place(data: bytes, messa
         ("{name: x, address: a, port: 80.5}", "endpoints[1].port: 80.5 is not a port"),
         ("{name: x, address: a, port: http}", "endpoints[1].port: 'http' is not a port"),
         ("{name: x, adress: a, port: 1}", "endpoints[1]: unknown key 'adress'"),
-        ("{name: x, address: a, port: 1, labels: [a]}", "endpoints[1].labels: ['a'] is not a mapping"),
+        ("{name: x, address: a, port: 1, labels: [a]}", "endpoints[1].labels: a list is not a mapping"),
         ("{name: x, address: a, port: 1, labels: {v: 1.10}}", "endpoints[1].labels: 'v': 1.1 is not a string"),
         ("{name: x, address: a, port: 1, labels: {metricsPort: '0'}}", "endpoints[1].labels.metricsPort: '0' is not"),
     ],
