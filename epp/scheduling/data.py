@@ -107,12 +107,13 @@ class LatencyPrediction:
     answers; none of them is read off a number.
 
     Attributes:
-        ttft_ms: until the client gets the first byte of the answer's content, from now on: the first token of a
-            stream, the whole of any other answer. NaN: no prediction.
+        ttft_ms: until the client gets the first of the answer: the first token of a stream, the whole of any other
+            answer. NaN: no prediction.
         tpot_ms: per output token after the first. NaN: no prediction, or the answer does not stream.
-        ttft_headroom_ms, tpot_headroom_ms: target less prediction, negative when it would be missed. NaN: no target,
-            or no prediction.
-        ttft_ok, tpot_ok: the prediction is within the target, or there is no target. False without a prediction.
+        ttft_headroom_ms, tpot_headroom_ms: what is left of the target, negative when it would be missed. NaN: no
+            target, or no prediction.
+        known: there is a prediction for every target, and for TTFT in any case.
+        ok: known, and within every target there is.
         ttft_constrained, tpot_constrained: the request has such a target.
         requests: ours that are in flight there.
     """
@@ -121,21 +122,16 @@ class LatencyPrediction:
     tpot_ms: FloatArray
     ttft_headroom_ms: FloatArray
     tpot_headroom_ms: FloatArray
-    ttft_ok: BoolArray
-    tpot_ok: BoolArray
+    known: BoolArray
+    ok: BoolArray
     ttft_constrained: bool
     tpot_constrained: bool
     requests: FloatArray
 
     @property
-    def known(self) -> BoolArray:
-        """Endpoints that have a prediction."""
-        return ~np.isnan(self.ttft_ms)
-
-    @property
-    def ok(self) -> BoolArray:
-        """Endpoints that are predicted to meet every target there is."""
-        return self.ttft_ok & self.tpot_ok
+    def constrained(self) -> bool:
+        """The request has a target."""
+        return self.ttft_constrained or self.tpot_constrained
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from epp.latency.types import Prediction, Sample, Situation
+from epp.latency.types import Prediction, Sample, Situation, Target
 from epp.ledger import Ledger, Outcome
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
@@ -52,11 +52,10 @@ class Stability(Enum):
 class LatencyPredictor(Protocol):
     """What a plugin that predicts latency needs of a predictor; see `epp.latency.types`."""
 
-    @property
-    def ready(self) -> bool:
-        """It has learned enough for its predictions to be used."""
+    def is_ready(self, target: Target) -> bool:
+        """It has seen enough of this target for its predictions to be used."""
 
-    def predict(self, situation: Situation, *, quantile: float | None, now_s: float) -> Prediction:
+    def predict(self, situation: Situation, *, quantile: float | None = None, e2e: bool = False) -> Prediction:
         """One call for all candidates. Bounds hold with probability `quantile`; `None`: they are the means."""
 
     def observe(self, sample: Sample) -> None:
@@ -68,7 +67,7 @@ class LatencyPredictor(Protocol):
     def forget(self, endpoint_id: str) -> None:
         """The endpoint has left the pool."""
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self, now_s: float) -> Mapping[str, Any]:
         """For the debug page: plain values."""
 
 

@@ -20,12 +20,20 @@ NOW_S = 1000.0
 REGISTRY = Registry.discover()
 
 
-def make(plugin_type: str, parameters: Mapping[str, Any] | None = None, *, name: str = "", ledger: Any = None) -> Any:
+def make(
+    plugin_type: str,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    name: str = "",
+    ledger: Any = None,
+    predictor: Any = None,
+    timer: Any = None,
+) -> Any:
     """A plugin as the configuration loader makes it: parameters by their names in the file."""
     plugin_class = REGISTRY.get(plugin_type)
     assert plugin_class is not None, plugin_type
     validated = plugin_class.parameters_model.model_validate(parameters or {})
-    return plugin_class(name or plugin_type, validated, Services(ledger=ledger or Ledger()))
+    return plugin_class(name or plugin_type, validated, Services(ledger or Ledger(), predictor, timer))
 
 
 def signals(*, scraped_at_s: float | None = NOW_S, **known: Any) -> EndpointSignals:

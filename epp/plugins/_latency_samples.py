@@ -1,0 +1,90 @@
+"""What a finished request teaches, or why it teaches nothing.
+
+Only an answer that was good and came whole says how fast a server is. An error is fast, an aborted answer is short,
+and neither may make a server attractive.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from epp.endings import EndCause
+from epp.inference.request import Api, Request
+from epp.latency.types import Target
+from epp.ledger import Outcome
+from epp.scheduling.data import IntArray
+from epp.scheduling.decision import Decision
+
+GENERATING_APIS = frozenset(
+    {Api.CHAT, Api.COMPLETIONS, Api.RESPONSES, Api.MESSAGES, Api.VLLM_GENERATE, Api.SGLANG_GENERATE, Api.OPAQUE}
+)
+"""APIs whose answers are generated token by token, and what may be one."""
+
+MIN_COUNTED_EVENTS = 8
+"""Without the server's own count, tokens are taken to be events. Off by one or two, a short answer would mislead."""
+
+PREFILL_PROFILE = "prefill"
+
+
+class Measured(NamedTuple):
+    """Milliseconds by target from dispatch on, above 0; `dropped`: why there are none, in one word."""
+
+    actual_ms: dict[Target, float]
+    dropped: str | None = None
+
+
+def measure(request: Request, outcome: Outcome) -> Measured:
+    """A stream has a TTFT and, with two tokens or more, a TPOT. Any other answer has an end-to-end time alone.
+
+    TPOT is by tokens. The server's count is used if it is known; else, of one prompt's answer, the events are counted,
+    of which each is one token as a rule.
+    """
+    if outcome.cause is not EndCause.NATURAL:
+        return Measured({}, outcome.cause.value)
+    if outcome.status is None or not 200 <= outcome.status < 300:
+        return Measured({}, "status")
+    if request.api not in GENERATING_APIS:
+        return Measured({}, "api")
+    sent_s, first_s, ended_s = outcome.dispatched_s, outcome.first_token_s, outcome.ended_s
+    if ended_s <= sent_s or (first_s is not None and first_s <= sent_s):
+        return Measured({}, "no_time")
+    if not outcome.streamed:
+        return Measured({Target.E2E: (ended_s - sent_s) * 1e3})
+    if first_s is None:
+        return Measured({}, "no_token")
+    actual_ms = {Target.TTFT: (first_s - sent_s) * 1e3}
+    tokens = _tokens(request, outcome)
+    if tokens > 1 and ended_s > first_s:
+        actual_ms[Target.TPOT] = (ended_s - first_s) * 1e3 / (tokens - 1)
+    return Measured(actual_ms)
+
+
+def _tokens(request: Request, outcome: Outcome) -> int:
+    """Tokens that came one after another; 0 when that is not known."""
+    if len(request.prompts) > 1:
+        return 0  # several answers at once
+    if outcome.usage.completion_tokens is not None:
+        return outcome.usage.completion_tokens
+    return outcome.token_events if outcome.token_events >= MIN_COUNTED_EVENTS else 0
+
+
+def targets_by_row(
+    decision: Decision, served_row: int, actual_ms: Mapping[Target, float]
+) -> Mapping[int, Mapping[Target, float]]:
+    """Which server what was measured says something of: TTFT of the one that prefilled, the rest of the one that
+    answered. Rows of the decision's snapshot."""
+    prefill = decision.profiles.get(PREFILL_PROFILE)
+    if prefill is None or not prefill.picked or decision.primary == PREFILL_PROFILE or Target.TTFT not in actual_ms:
+        return {served_row: actual_ms}
+    rest: Mapping[Target, float] = {target: ms for target, ms in actual_ms.items() if target is not Target.TTFT}
+    by_row: dict[int, Mapping[Target, float]] = {prefill.picked[0]: {Target.TTFT: actual_ms[Target.TTFT]}}
+    if rest:
+        by_row[served_row] = rest
+    return by_row
+
+
+def position_of(rows: IntArray, row: int) -> int | None:
+    """Where `row` is in ascending `rows`."""
+    position = int(np.searchsorted(rows, row))
+    return position if position < rows.size and rows[position] == row else None

@@ -1,0 +1,60 @@
+"""A request's latency targets, from its headers.
+
+A client may send anything. A target that is not a positive, finite number of milliseconds within reason is no target:
+it is counted, never believed, and never refused.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# Current name first, then the older one. A present current name hides the older, even when it cannot be read.
+TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+TPOT_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+OPT_IN_HEADER = "x-prediction-based-scheduling"
+
+MAX_TARGET_MS = 24 * 3600 * 1e3
+"""A day. Longer targets are mistakes (another unit, an overflow), not targets."""
+
+_NUMBER = re.compile(r"\+?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][+-]?\d{1,3})?", re.ASCII)
+
+
+class Slo(NamedTuple):
+    """Targets in milliseconds; `None`: no constraint. `invalid`: headers whose values are none."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    invalid: tuple[str, ...] = ()
+
+    @property
+    def constrained(self) -> bool:
+        return self.ttft_ms is not None or self.tpot_ms is not None
+
+
+def slo_of(headers: Mapping[str, str]) -> Slo:
+    """The targets that a request's headers state."""
+    invalid: list[str] = []
+    return Slo(_target(headers, TTFT_HEADERS, invalid), _target(headers, TPOT_HEADERS, invalid), tuple(invalid))
+
+
+def opted_in(headers: Mapping[str, str], default: bool) -> bool:
+    """Whether predictions may decide about this request; anything but `true` and `false` is the default."""
+    match headers.get(OPT_IN_HEADER, "").strip().lower():
+        case "true":
+            return True
+        case "false":
+            return False
+    return default
+
+
+def _target(headers: Mapping[str, str], names: tuple[str, str], invalid: list[str]) -> float | None:
+    for name in names:
+        text = headers.get(name)
+        if text is not None:
+            value_ms = float(text) if _NUMBER.fullmatch(text.strip()) else math.nan
+            if 0 < value_ms <= MAX_TARGET_MS:
+                return value_ms
+            invalid.append(name)
+            return None
+    return None

@@ -1,0 +1,141 @@
+"""New servers and servers that fail: tried, not flooded.
+
+A server that nobody has used yet cannot be compared with the others, and a server that fails at once looks idle, and
+so fast, to everything that counts what is in flight. Neither is left to the predictions:
+
+* *new*: until it has given `samples` good answers it gets, by chance, a share of the requests that grows from a tenth
+  of a fair share to a whole one, and never more in flight than it has answered, plus one;
+* *failing*: after `failures` failures in a row it gets one request at a time, and waits between them, 1 s at first and
+  twice as long after each further failure up to 32 s. A good answer makes it a new server.
+
+When all candidates are new or failing there is nothing to compare them with, and nobody is held back.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from epp.scheduling.candidates import Candidates
+from epp.scheduling.cycle import Cycle
+from epp.scheduling.data import SLOW_START, FloatArray, IntArray, SlowStart
+
+FIRST_SHARE = 0.1  # of a fair share, for a server that has answered nothing yet
+MAX_SHARE = 0.5  # of all requests, for all new servers together
+FIRST_WAIT_S = 1.0
+MAX_WAIT_S = 32.0
+
+
+@dataclass(slots=True)
+class _Record:
+    answers: int
+    failures: int = 0
+    not_before_s: float = 0.0
+
+
+class SlowStartTracker:
+    """What is known of each endpoint. `samples` of 0 knows no new servers, `failures` of 0 no failing ones."""
+
+    def __init__(self, samples: int, failures: int) -> None:
+        self._samples = samples
+        self._failures = failures
+        self._records: dict[str, _Record] = {}
+
+    def knows(self, endpoint_id: str) -> bool:
+        return endpoint_id in self._records
+
+    def add(self, endpoint_id: str, answers: int) -> None:
+        """An endpoint came; it has given so many good answers in an earlier life."""
+        self._records[endpoint_id] = _Record(min(answers, self._samples))
+
+    def keep(self, endpoint_ids: Mapping[str, object]) -> list[str]:
+        """Forget all others; returns who that was."""
+        gone = [endpoint_id for endpoint_id in self._records if endpoint_id not in endpoint_ids]
+        for endpoint_id in gone:
+            del self._records[endpoint_id]
+        return gone
+
+    def answered(self, endpoint_id: str) -> None:
+        """A good answer."""
+        record = self._records.get(endpoint_id)
+        if record is not None:
+            record.failures = 0
+            record.answers = min(record.answers + 1, self._samples)
+
+    def failed(self, endpoint_id: str, now_s: float) -> None:
+        """No answer, or one that says the server is broken."""
+        record = self._records.get(endpoint_id)
+        if record is None:
+            return
+        record.failures += 1
+        if self._is_failing(record):
+            record.answers = 0
+            wait_s = FIRST_WAIT_S * 2.0 ** min(record.failures - self._failures, 10)
+            record.not_before_s = now_s + min(wait_s, MAX_WAIT_S)
+
+    def choose(
+        self, rows: IntArray, endpoint_ids: Sequence[str], in_flight: FloatArray, now_s: float, rng: random.Random
+    ) -> SlowStart | None:
+        """Who is held back, and whose turn it is; `None` when there is nothing to say, which costs no chance either.
+
+        Args:
+            rows: snapshot rows of the candidates.
+            endpoint_ids, in_flight: of the whole snapshot.
+        """
+        held_back = np.zeros(len(endpoint_ids), dtype=np.bool_)
+        shares: dict[int, float] = {}
+        turn: int | None = None
+        for row in rows.tolist():
+            record = self._records.get(endpoint_ids[row])
+            if record is None:
+                continue
+            if self._is_failing(record):
+                held_back[row] = True
+                if turn is None and in_flight[row] == 0 and now_s >= record.not_before_s:
+                    turn = row
+            elif record.answers < self._samples:
+                held_back[row] = True
+                if in_flight[row] <= record.answers:
+                    grown = record.answers / self._samples
+                    shares[row] = (FIRST_SHARE + (1 - FIRST_SHARE) * grown) / len(rows)
+        held = int(held_back.sum())
+        if held == 0 or held == len(rows):
+            return None
+        return SlowStart(held_back, _drawn(shares, rng) if turn is None else turn)
+
+    def state(self) -> Mapping[str, object]:
+        """Endpoints that are new or failing, for the debug page."""
+        return {
+            endpoint_id: {"answers": record.answers, "failures": record.failures}
+            for endpoint_id, record in self._records.items()
+            if record.answers < self._samples or record.failures
+        }
+
+    def _is_failing(self, record: _Record) -> bool:
+        return 0 < self._failures <= record.failures
+
+
+def _drawn(shares: Mapping[int, float], rng: random.Random) -> int | None:
+    total = sum(shares.values())
+    if total == 0:
+        return None
+    point = rng.random() * max(1.0, total / MAX_SHARE)
+    for row, share in shares.items():
+        point -= share
+        if point < 0:
+            return row
+    return None
+
+
+def without_held_back(cycle: Cycle, candidates: Candidates, producer: str | None) -> Candidates:
+    """The one whose turn it is, if it is a candidate; else those that are not held back, if there are any."""
+    slow_start = cycle.get(SLOW_START.by(producer))
+    if slow_start is None:
+        return candidates
+    if slow_start.turn is not None:
+        chosen = candidates.where(candidates.rows == slow_start.turn)
+        if len(chosen):
+            return chosen
+    others = candidates.where(~slow_start.held_back[candidates.rows])
+    return others if len(others) else candidates

@@ -1,0 +1,321 @@
+"""How long would this request take on each server? Asked once per request, for all of them; learned from at its end.
+
+The features of the decision are kept with the request, so that what is learned is what was decided on. Whatever is
+missing (a predictor, its readiness, time) costs the prediction, never the request: consumers then do without, and the
+reason is in a metric and in the decision record.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from epp.endings import EndCause
+from epp.latency.types import Prediction, Promise, Sample, Situation, Target
+from epp.ledger import Outcome
+from epp.plugins._latency_samples import GENERATING_APIS, measure, position_of, targets_by_row
+from epp.plugins._latency_targets import Judge, RunningTargets
+from epp.plugins._predicted_latency_parameters import PredictedLatencyParameters
+from epp.plugins._prediction_budget import PredictionBudget
+from epp.plugins._signals import is_fresh
+from epp.plugins._slo import Slo, opted_in, slo_of
+from epp.plugins._slow_start import SlowStartTracker
+from epp.pool.snapshot import Snapshot
+from epp.scheduling.candidates import Candidates
+from epp.scheduling.cycle import Cycle, Observation
+from epp.scheduling.data import (
+    IN_FLIGHT_LOAD,
+    LATENCY_PREDICTION,
+    PREFIX_MATCH,
+    SLOW_START,
+    TOKENIZED_PROMPT,
+    BoolArray,
+    DataKey,
+    FloatArray,
+    InFlightLoad,
+    IntArray,
+)
+from epp.scheduling.decision import Decision
+from epp.scheduling.plugin import EndHook, PreRequest, Producer, Services
+
+PREFILL = "prefill"
+_DUMPED_ENDPOINTS = 100
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What is kept of a request until it ends.
+
+    Attributes:
+        rows: the candidates, as snapshot rows, ascending: row i of the prediction is about `rows[i]`.
+        booked: endpoint and TPOT target that run there on its account.
+    """
+
+    slo: Slo
+    rows: IntArray
+    prediction: Prediction | None = None
+    booked: tuple[str, float] | None = None
+
+
+class PredictedLatencyProducer(Producer, PreRequest, EndHook):
+    """Publishes TTFT and TPOT of the request on each candidate, and whether that is within its targets.
+
+    *Targets*: `x-llm-d-slo-ttft-ms` and `x-llm-d-slo-tpot-ms`, or `x-slo-ttft-ms` and `x-slo-tpot-ms`. A missing one
+    is no constraint. What is not a positive number is counted and is no target. The TTFT target counts from the
+    request's receipt: headroom = target − time spent here − prediction. The TPOT target is target · sloBufferFactor,
+    or the strictest among the requests running on that server, if that is lower: 50 ms here, 30 ms there, factor 1:
+    a server predicted at 35 ms has a headroom of −5 ms. Servers that only prefill have no TPOT.
+
+    *Streams*: the first that the client sees of an answer that does not stream is its end, so there the end-to-end
+    time stands for TTFT, and there is no TPOT.
+
+    *Opting out*: `x-prediction-based-scheduling: false`. Such requests are still learned from.
+
+    *New and failing servers* are tried, not flooded; see slowStartSamples and failureThreshold. This holds whether or
+    not there are predictions.
+
+    *Budget*: after a prediction that took longer than budgetMs one request goes without, after the next such two, then
+    four, up to 64; a quick one ends it.
+    """
+
+    plugin_type = "predicted-latency-producer"
+    parameters_model = PredictedLatencyParameters
+
+    def __init__(self, name: str, parameters: PredictedLatencyParameters, services: Services) -> None:
+        super().__init__(name, parameters, services)
+        self._parameters = parameters
+        self._predictor = services.predictor
+        self._budget = PredictionBudget(parameters.budget_ms / 1e3, services.timer)
+        self._targets = RunningTargets()
+        self._judge = Judge(self._targets, parameters.slo_buffer_factor, parameters.like_llm_d)
+        self._slow_start = SlowStartTracker(parameters.slow_start_samples, parameters.failure_threshold)
+        self._match_key = PREFIX_MATCH.by(parameters.prefix_match_info_producer_name)
+        self._load_key = IN_FLIGHT_LOAD.by(parameters.in_flight_load_producer_name)
+        self._prediction_key = LATENCY_PREDICTION.by(name)
+        self._slow_start_key = SLOW_START.by(name)
+        self._now_s = 0.0  # of the last request: this object has no clock
+        self._newest_version: int | None = None
+        # Of the snapshot last seen, in its order:
+        self._endpoints_version: int | None = None
+        self._endpoint_ids: tuple[str, ...] = ()
+        self._only_prefills: BoolArray = np.zeros(0, dtype=np.bool_)
+
+    @property
+    def consumes(self) -> Sequence[DataKey[Any]]:
+        return TOKENIZED_PROMPT.by(None), self._match_key, self._load_key
+
+    @property
+    def produces(self) -> Sequence[DataKey[Any]]:
+        return self._prediction_key, self._slow_start_key
+
+    # --- before the choice ------------------------------------------------------------------------------------------
+
+    def produce(self, cycle: Cycle, candidates: Candidates) -> None:
+        if not cycle.request.generates:
+            return
+        snapshot, self._now_s = candidates.snapshot, cycle.now_s
+        self._follow(snapshot)
+        asked = cycle.state[self.name] = _Asked(slo_of(cycle.request.headers), candidates.rows)
+        for header in asked.slo.invalid:
+            self._observe(cycle, "slo_header_invalid", 1, header=header)
+        load = cycle.get(self._load_key) or InFlightLoad(*self.services.ledger.load(snapshot))
+        slow_start = self._slow_start.choose(candidates.rows, self._endpoint_ids, load.requests, cycle.now_s, cycle.rng)
+        if slow_start is not None:
+            cycle.publish(self._slow_start_key, slow_start)
+        reason = self._predict(cycle, candidates, load, asked)
+        if reason is not None:
+            cycle.notes[self.name] = f"no prediction: {reason}"
+            self._observe(cycle, "prediction_fallback", 1, reason=reason.replace(" ", "_"))
+
+    def _predict(self, cycle: Cycle, candidates: Candidates, load: InFlightLoad, asked: _Asked) -> str | None:
+        """Publish predictions; or why there are none."""
+        if self._predictor is None:
+            return "no predictor"
+        if cycle.request.api not in GENERATING_APIS:
+            return "not generating"
+        if not self._budget.allows():
+            return "over budget"
+        situation = self._situation(cycle, candidates, load)
+        try:
+            with self._budget:
+                asked.prediction = self._predictor.predict(
+                    situation, quantile=self._parameters.quantile, e2e=not self._streams(cycle)
+                )
+        except Exception:
+            self._observe(cycle, "prediction_fallback", 1, reason="failed")
+            raise  # the framework counts it, logs it now and then, and leaves a note
+        if self._budget.last_s is not None:
+            self._observe(cycle, "request_ttft_prediction_duration_seconds", self._budget.last_s)
+            self._observe(cycle, "request_tpot_prediction_duration_seconds", self._budget.last_s)
+        if not self._parameters.predict_in_produce:
+            return "switched off"
+        if not opted_in(cycle.request.headers, self._parameters.default_opt_in):
+            return "opted out"
+        ready = {target for target in Target if self._predictor.is_ready(target)}
+        if not ready & {Target.TTFT, Target.E2E}:
+            return "not ready"
+        published = self._judge(
+            asked.prediction,
+            asked.slo,
+            candidates.snapshot,
+            candidates.rows,
+            ready=ready,
+            streams=self._streams(cycle),
+            only_prefills=self._only_prefills,
+            waited_ms=cycle.waited_ms,
+            requests=load.requests,
+        )
+        if not published.known.any():
+            return "nothing known"
+        cycle.publish(self._prediction_key, published)
+        return None
+
+    def _situation(self, cycle: Cycle, candidates: Candidates, load: InFlightLoad) -> Situation:
+        request, snapshot, rows = cycle.request, candidates.snapshot, candidates.rows
+        prompt, match = cycle.get(TOKENIZED_PROMPT.by(None)), cycle.get(self._match_key)
+        prompt_tokens = np.nan if prompt is None else float(prompt.tokens)
+        current = is_fresh(candidates, cycle.now_s)
+
+        def signal(column: FloatArray) -> FloatArray:
+            return np.where(current, column[rows], np.nan)
+
+        return Situation(
+            endpoint_ids=[self._endpoint_ids[row] for row in rows],
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=np.nan if request.max_output_tokens is None else float(request.max_output_tokens),
+            is_prefill=self._only_prefills[rows],
+            uncached_tokens=np.full(len(rows), prompt_tokens)
+            if match is None
+            else match.uncached_tokens(prompt_tokens)[rows],
+            waiting_requests=signal(snapshot.waiting_requests),
+            running_requests=signal(snapshot.running_requests),
+            kv_cache_usage_ratio=signal(snapshot.kv_cache_usage_ratio),
+            in_flight_requests=load.requests[rows],
+            prefill_tokens_in_flight=load.prefill_tokens[rows],
+            decode_tokens_in_flight=load.decode_tokens[rows],
+        )
+
+    def _streams(self, cycle: Cycle) -> bool:
+        wanted = cycle.request.streaming and not self._parameters.like_llm_d
+        return self._parameters.streaming_mode or wanted
+
+    def _follow(self, snapshot: Snapshot) -> None:
+        """Keep up with the pool. Endpoints that are there from the start are not new."""
+        version, newest = snapshot.endpoints_version, self._newest_version
+        if version == self._endpoints_version:
+            return
+        self._endpoints_version = version
+        self._endpoint_ids = tuple(endpoint.id for endpoint in snapshot.endpoints)
+        label = self._parameters.endpoint_role_label
+        self._only_prefills = np.array(
+            [bool(label) and endpoint.labels.get(label) == PREFILL for endpoint in snapshot.endpoints], dtype=np.bool_
+        )
+        if newest is not None and version < newest:
+            return  # a request that was held carries an old snapshot
+        self._newest_version = version
+        for endpoint_id in self._slow_start.keep(snapshot.row_by_id):
+            if self._predictor is not None:
+                self._predictor.forget(endpoint_id)
+        for endpoint_id in self._endpoint_ids:
+            if not self._slow_start.knows(endpoint_id):
+                learned = 0 if self._predictor is None else self._predictor.samples_of(endpoint_id)
+                self._slow_start.add(endpoint_id, self._parameters.slow_start_samples if newest is None else learned)
+
+    # --- after the choice -------------------------------------------------------------------------------------------
+
+    def pre_request(self, cycle: Cycle, decision: Decision) -> None:
+        asked = cycle.state.get(self.name)
+        if not isinstance(asked, _Asked):
+            return
+        chosen = decision.endpoints[0]
+        row = decision.snapshot.row_by_id[chosen.id]
+        prediction, position = asked.prediction, position_of(asked.rows, row)
+        if prediction is not None and position is not None and self._prediction_key in cycle.data:
+            cycle.notes[self.name] = described(prediction.promise(position))
+        slow_start = cycle.get(self._slow_start_key)
+        if slow_start is not None and slow_start.turn == row:
+            self._observe(cycle, "slow_start_requests", 1)
+        target_ms = asked.slo.tpot_ms
+        if self._parameters.like_llm_d:
+            target_ms = target_ms or 0.0
+        if target_ms is not None and self._streams(cycle):
+            self._targets.add(chosen.id, target_ms)
+            asked.booked = (chosen.id, target_ms)
+
+    def end(self, cycle: Cycle, decision: Decision, outcome: Outcome) -> None:
+        asked = cycle.state.pop(self.name, None)
+        if not isinstance(asked, _Asked):
+            return
+        if asked.booked is not None:
+            self._targets.remove(*asked.booked)
+        self._watch(outcome)
+        actual_ms, dropped = measure(cycle.request, outcome)
+        if dropped is None:
+            self._compare(cycle, asked.slo, outcome, actual_ms)
+            dropped = self._learn(cycle, decision, asked, outcome, actual_ms)
+        if dropped is not None:
+            self._observe(cycle, "prediction_samples_dropped", 1, reason=dropped)
+
+    def _watch(self, outcome: Outcome) -> None:
+        """New and failing servers. What the client did is not the server's fault, nor its merit."""
+        status = outcome.status
+        if outcome.cause is EndCause.UPSTREAM_ERROR or (status is not None and status >= 500):
+            self._slow_start.failed(outcome.served_endpoint_id, outcome.ended_s)
+        elif outcome.cause is EndCause.NATURAL and status is not None and 200 <= status < 300:
+            self._slow_start.answered(outcome.served_endpoint_id)
+
+    def _learn(
+        self, cycle: Cycle, decision: Decision, asked: _Asked, outcome: Outcome, actual_ms: Mapping[Target, float]
+    ) -> str | None:
+        """One sample per server that worked for the request; or why there is none."""
+        if self._predictor is None or asked.prediction is None:
+            return "no_features"
+        row_by_id = decision.snapshot.row_by_id
+        served_row = row_by_id.get(outcome.served_endpoint_id)
+        if served_row is None:
+            return "not_a_candidate"
+        for row, measured_ms in targets_by_row(decision, served_row, actual_ms).items():
+            position = position_of(asked.rows, row)
+            if position is None:
+                return "not_a_candidate"
+            promise = asked.prediction.promise(position)
+            endpoint_id = decision.snapshot.endpoints[row].id
+            self._predictor.observe(Sample(endpoint_id, promise, outcome.ended_s, dict(measured_ms)))
+            for target, actual in measured_ms.items():
+                if target in promise.targets and self._prediction_key in cycle.data:
+                    predicted_ms = promise.targets[target].mean_ms
+                    self._observe(cycle, f"request_predicted_{target.value}_seconds", predicted_ms / 1e3)
+                    self._observe(cycle, f"request_served_{target.value}_seconds", actual / 1e3)
+        return None
+
+    def _compare(self, cycle: Cycle, slo: Slo, outcome: Outcome, actual_ms: Mapping[Target, float]) -> None:
+        """Count targets that were missed: TTFT as the client sees it, from receipt."""
+        waited_ms = (outcome.dispatched_s - outcome.received_s) * 1e3
+        first = Target.TTFT if outcome.streamed else Target.E2E
+        for target, limit_ms, spent_ms in ((first, slo.ttft_ms, waited_ms), (Target.TPOT, slo.tpot_ms, 0.0)):
+            if limit_ms is not None and target in actual_ms:
+                self._observe(cycle, "request_slo_checked", 1, type=target.value)
+                if actual_ms[target] + spent_ms > limit_ms:
+                    self._observe(cycle, "request_slo_violation", 1, type=target.value)
+
+    # --- telling ----------------------------------------------------------------------------------------------------
+
+    def dump_state(self) -> Mapping[str, Any]:
+        lowest = sorted(self._targets.lowest_ms().items(), key=lambda item: item[1])
+        return {
+            "predictor": None if self._predictor is None else self._predictor.state(self._now_s),
+            "predictions_to_skip": self._budget.to_skip,
+            "slow_start": self._slow_start.state(),
+            "lowest_tpot_target_ms": dict(lowest[:_DUMPED_ENDPOINTS]),
+        }
+
+    def _observe(self, cycle: Cycle, family: str, value: float, **labels: str) -> None:
+        cycle.observations.append(Observation(family, float(value), self.name, self.plugin_type, tuple(labels.items())))
+
+
+def described(promise: Promise) -> str:
+    """For the decision record: what was promised, and by what."""
+    parts = [f"{target.value} {said.bound_ms:.1f} ms" for target, said in promise.targets.items()]
+    sources = dict.fromkeys(said.source.value for said in promise.targets.values())
+    return f"{', '.join(parts)} by {' and '.join(sources)}, version {promise.model_version}"
