@@ -56,6 +56,12 @@ def add_serve(commands: Any) -> None:
     add_port(ports, "--grpc-health-port", d.grpc_health_port, "gRPC health, plaintext")
     add_port(ports, "--metrics-port", d.metrics_port, "/metrics, /healthz, /debug/state")
     ports.add_argument("--grpc-socket", metavar="PATH", help="serve ext_proc on this Unix socket too, plaintext")
+    ports.add_argument(
+        "--transport",
+        choices=["grpc", "lean"],
+        default=d.transport,
+        help="who serves ext_proc: grpc.aio, or our own HTTP/2 server for this one method (default %(default)s)",
+    )
     ports.add_argument("--ports-file", metavar="FILE", help="write the ports really bound here as JSON, once serving")
 
     tls = serve.add_argument_group("TLS")
@@ -122,6 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
             grpc_port=arguments.grpc_port,
             grpc_health_port=arguments.grpc_health_port,
             metrics_port=arguments.metrics_port,
+            transport=arguments.transport,
             grpc_socket=arguments.grpc_socket,
             secure_serving=arguments.secure_serving,
             cert_path=arguments.cert_path,

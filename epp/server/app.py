@@ -15,7 +15,6 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-import grpc
 import uvloop
 from prometheus_client import CollectorRegistry
 
@@ -44,12 +43,15 @@ from epp.server import debug
 from epp.server.admin import AdminServer
 from epp.server.drain import Shutdown, drain
 from epp.server.exchange import Exchange, ExchangeOptions
-from epp.server.grpc_transport import GrpcOptions, GrpcServer, ext_proc_server, health_server
+from epp.server.grpc_transport import GrpcOptions, ext_proc_server, health_server
 from epp.server.health import HealthState
+from epp.server.lean.limits import LeanOptions
+from epp.server.lean.server import lean_server
+from epp.server.lean.tls import tls_context
 from epp.server.listen import TcpAddress, UnixAddress
 from epp.server.options import ServeOptions
-from epp.server.tls import CertificateDirectory, fixed_credentials, load_pair, reloading_credentials, self_signed_now
-from epp.server.transport import Stream
+from epp.server.tls import CertificateDirectory, CertificateSource, grpc_credentials, load_pair, self_signed_now
+from epp.server.transport import Stream, Transport
 from epp.signals.engines import EngineError, EngineMapping, Engines
 from epp.signals.fetch import ScrapeErrorKind
 from epp.signals.scraper import Scraper
@@ -200,30 +202,38 @@ class Picker:
         except ValueError as error:
             raise Problem(f"{self._config.filename}: {source.name}: {error}") from error
 
-    def _make_transport(self) -> GrpcServer:
+    def _make_transport(self) -> Transport:
         options = self._options
         addresses: list[TcpAddress | UnixAddress] = [TcpAddress(options.grpc_port, "--grpc-port", options.host)]
         if options.grpc_socket is not None:
             addresses.append(UnixAddress(options.grpc_socket, "--grpc-socket"))
+        certificates = self._certificates()
+        if options.transport == "lean":
+            return lean_server(
+                self._exchanges,
+                addresses,
+                self._health,
+                self._metrics.streams,
+                tls=None if certificates is None else tls_context(certificates),
+                options=LeanOptions(max_receive_bytes=options.max_message_bytes),
+            )
         return ext_proc_server(
             self._exchanges,
             addresses,
             self._health,
             self._metrics.streams,
-            credentials=self._credentials(),
+            credentials=None if certificates is None else grpc_credentials(certificates),
             options=GrpcOptions(max_receive_bytes=options.max_message_bytes),
         )
 
-    def _credentials(self) -> grpc.ServerCredentials | None:
+    def _certificates(self) -> CertificateSource | None:
         options = self._options
         if not options.secure_serving:
             return None
         if options.cert_path is None:
-            return fixed_credentials(self_signed_now())
+            return self_signed_now()
         directory = Path(options.cert_path)
-        if options.enable_cert_reload:
-            return reloading_credentials(CertificateDirectory(directory))
-        return fixed_credentials(load_pair(directory))
+        return CertificateDirectory(directory) if options.enable_cert_reload else load_pair(directory)
 
     # --- running --------------------------------------------------------------------------------------------------
 

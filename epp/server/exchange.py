@@ -13,7 +13,7 @@ from epp.endings import EndCause
 from epp.inference.errors import error_body
 from epp.inference.request import Usage
 from epp.inference.rewrite import ResponseModelRewriter
-from epp.inference.usage import merge_sse_usage, usage_from_json
+from epp.inference.usage import merge_sse_usage, usage_from_ends, usage_from_json
 from epp.scheduling.decision import Denial
 from epp.server.first_token import FirstToken
 from epp.server.transport import Stream
@@ -45,8 +45,8 @@ class ExchangeOptions:
         request_timeout_s: from the headers of a request to the end of its body. Envoy enforces none of its own in
             FULL_DUPLEX_STREAMED.
         head_bytes: how much of a response's start is kept to read usage from.
-        stream_tail_bytes, json_tail_bytes: and of its end. Usage is in the last events of a stream, and stands at the
-            end of a JSON body too, but that one has to be there whole to be read.
+        stream_tail_bytes, json_tail_bytes: and of its end. Usage is in the last events of a stream, and stands near the
+            end of a JSON body, though not always: one of usual length is kept whole.
     """
 
     limits: Limits
@@ -92,14 +92,20 @@ class Exchange:
         if self._received_s is None:
             self._received_s = self._clock()
             self._deadline = self._call_later(self._options.request_timeout_s, self._on_deadline)
+        assignment = self._assignment
+        started_s = 0.0 if assignment is None else self._clock()
         try:
             step = self._conversation.receive(data)
             replies = step.replies
             for event in step.events:
+                if assignment is not None and isinstance(event, Ended):
+                    assignment.response_processing_s += self._clock() - started_s
                 replies.extend(self._on_event(event))
         except Exception:  # theirs or ours: from here on nothing is known of this exchange
             self._broken = True
             raise
+        if assignment is not None and not assignment.ended:
+            assignment.response_processing_s += self._clock() - started_s
         return replies
 
     def closed(self, *, cancelled: bool) -> None:
@@ -238,8 +244,10 @@ class Exchange:
         if self._window is None:
             return usage
         if not assignment.streamed:
-            whole = self._window.whole
-            return usage if whole is None else usage_from_json(assignment.request.api, whole)
+            api, whole = assignment.request.api, self._window.whole
+            if whole is None:
+                return usage_from_ends(api, self._window.head, self._window.tail)
+            return usage_from_json(api, whole)
         for payload in self._window.payloads():
             usage = merge_sse_usage(assignment.request.api, payload, usage)
         return usage

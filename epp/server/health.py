@@ -6,7 +6,7 @@ is not about to stop. The same state answers on the ext_proc port and on the hea
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -86,7 +86,8 @@ class HealthService:
             },
         )
 
-    def _response(self, service: str) -> health_pb2.HealthCheckResponse:
+    def answer(self, service: str) -> health_pb2.HealthCheckResponse:
+        """What Check and Watch tell about a service now."""
         status = health_pb2.HealthCheckResponse.NOT_SERVING
         if service == LIVENESS:
             status = health_pb2.HealthCheckResponse.SERVING
@@ -96,21 +97,30 @@ class HealthService:
             status = health_pb2.HealthCheckResponse.SERVING
         return health_pb2.HealthCheckResponse(status=status)
 
+    def answers(self) -> health_pb2.HealthListResponse:
+        """What List tells."""
+        return health_pb2.HealthListResponse(
+            statuses={service: self.answer(service) for service in (*READINESS_SERVICES, LIVENESS)}
+        )
+
+    async def changes(self, service: str) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """What Watch tells: the answer now, and each other one, until the process stops."""
+        told = None
+        while not self._state.stopping:
+            answer = self.answer(service)
+            if answer.status != told:
+                yield answer
+                told = answer.status
+            await self._state.wait(WATCH_INTERVAL_S)
+
     async def _check(self, request: health_pb2.HealthCheckRequest, _: object) -> health_pb2.HealthCheckResponse:
-        return self._response(request.service)
+        return self.answer(request.service)
 
     async def _list(self, _request: object, _context: object) -> health_pb2.HealthListResponse:
-        return health_pb2.HealthListResponse(
-            statuses={service: self._response(service) for service in (*READINESS_SERVICES, LIVENESS)}
-        )
+        return self.answers()
 
     async def _watch(
         self, request: health_pb2.HealthCheckRequest, context: "aio.ServicerContext[object, object]"
     ) -> None:
-        told = None
-        while not self._state.stopping:
-            response = self._response(request.service)
-            if response.status != told:
-                await context.write(response)
-                told = response.status
-            await self._state.wait(WATCH_INTERVAL_S)
+        async for answer in self.changes(request.service):
+            await context.write(answer)

@@ -12,6 +12,7 @@ class ServeOptions:
         endpoints: `host:port,…`; `None` when the configuration names a discovery plugin.
         host: address that all ports bind to.
         grpc_port, grpc_health_port, metrics_port: 0 takes any free port.
+        transport: who serves ext_proc: `grpc` (grpc.aio) or `lean` (our own HTTP/2 server for this one method).
         grpc_socket: path of a Unix socket that serves ext_proc too.
         cert_path: directory with `tls.crt` and `tls.key`; `None` makes a self-signed certificate at each start.
         drain_timeout_s: how long streams are still accepted after SIGTERM, with readiness already off.
@@ -36,6 +37,7 @@ class ServeOptions:
     grpc_port: int = 9002
     grpc_health_port: int = 9003
     metrics_port: int = 9090
+    transport: str = "grpc"
     grpc_socket: str | None = None
     secure_serving: bool = True
     cert_path: str | None = None

@@ -136,6 +136,13 @@ def _version(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+CertificateSource = KeyPair | CertificateDirectory  # a pair that never changes, or one that may
+
+
+def grpc_credentials(source: CertificateSource) -> grpc.ServerCredentials:
+    return fixed_credentials(source) if isinstance(source, KeyPair) else reloading_credentials(source)
+
+
 def fixed_credentials(pair: KeyPair) -> grpc.ServerCredentials:
     """gRPC credentials that never change."""
     return grpc.ssl_server_credentials([(pair.key, pair.certificate)])

@@ -14,7 +14,9 @@ from grpc_health.v1.health_pb2 import (
 
 from epp.server.grpc_transport import ext_proc_server, health_server
 from epp.server.health import LIVENESS, READINESS_SERVICES, HealthState
+from epp.server.lean.server import lean_server
 from epp.server.listen import TcpAddress
+from epp.server.transport import Transport
 
 SERVING, NOT_SERVING, UNKNOWN = (
     HealthCheckResponse.SERVING,
@@ -33,13 +35,15 @@ async def state(reasons: list[str]) -> HealthState:
     return HealthState(lambda: reasons)
 
 
-@pytest.fixture(params=["ext_proc port", "health port"])
+@pytest.fixture(params=["grpc ext_proc port", "lean ext_proc port", "health port"])
 async def channel(request: pytest.FixtureRequest, state: HealthState) -> AsyncIterator[aio.Channel]:
+    server: Transport
     address = TcpAddress(0, "--grpc-health-port", "127.0.0.1")
     if request.param == "health port":
         server = health_server(state, [address])
     else:
-        server = ext_proc_server(lambda stream: pytest.fail("no stream expected"), [address], state)
+        make = lean_server if request.param == "lean ext_proc port" else ext_proc_server
+        server = make(lambda stream: pytest.fail("no stream expected"), [address], state)
     await server.start()
     async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         yield channel

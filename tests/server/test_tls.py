@@ -4,8 +4,8 @@ import asyncio
 import datetime
 import os
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -13,20 +13,23 @@ import pytest
 from cryptography import x509
 from grpc import aio
 
-from epp.server.grpc_transport import GrpcServer
-from epp.server.health import HealthService, HealthState
+from epp.server.grpc_transport import ext_proc_server
+from epp.server.health import HealthState
+from epp.server.lean.server import lean_server
+from epp.server.lean.tls import tls_context
 from epp.server.listen import TcpAddress
 from epp.server.tls import (
     CERTIFICATE_FILE,
     KEY_FILE,
     CertificateDirectory,
+    CertificateSource,
     KeyPair,
     TlsProblem,
-    fixed_credentials,
+    grpc_credentials,
     load_pair,
-    reloading_credentials,
     self_signed,
 )
+from epp.server.transport import Exchange, Transport
 
 NOW = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
 
@@ -44,14 +47,32 @@ def serial_of(pem: bytes) -> int:
     return x509.load_pem_x509_certificate(pem).serial_number
 
 
-@asynccontextmanager
-async def serving(credentials: grpc.ServerCredentials) -> AsyncIterator[int]:
-    handler = HealthService(HealthState(list)).handler()
-    server = GrpcServer([handler], [TcpAddress(0, "--grpc-port", "127.0.0.1")], credentials=credentials)
-    await server.start()
-    assert server.port is not None
-    yield server.port
-    await server.stop()
+Serving = Callable[[CertificateSource], AbstractAsyncContextManager[int]]
+
+
+@pytest.fixture(params=["grpc", "lean"])
+def serving(request: pytest.FixtureRequest) -> Serving:
+    """A server with that certificate; gives its port."""
+
+    def server_of(source: CertificateSource) -> Transport:
+        addresses, health = [TcpAddress(0, "--grpc-port", "127.0.0.1")], HealthState(list)
+        if request.param == "grpc":
+            return ext_proc_server(no_stream, addresses, health, credentials=grpc_credentials(source))
+        return lean_server(no_stream, addresses, health, tls=tls_context(source))
+
+    @asynccontextmanager
+    async def serve(source: CertificateSource) -> AsyncIterator[int]:
+        server = server_of(source)
+        await server.start()
+        assert server.port is not None
+        yield server.port
+        await server.stop()
+
+    return serve
+
+
+def no_stream(_: object) -> Exchange:
+    pytest.fail("no stream expected")
 
 
 async def served_serial(port: int) -> int:
@@ -65,25 +86,25 @@ def test_a_self_signed_certificate_is_valid_now_and_for_years() -> None:
     assert certificate.not_valid_after_utc > NOW + datetime.timedelta(days=3000)
 
 
-async def test_a_client_that_trusts_the_certificate_speaks_over_tls() -> None:
+async def test_a_client_that_trusts_the_certificate_speaks_over_tls(serving: Serving) -> None:
     pair = fresh_pair()
-    async with serving(fixed_credentials(pair)) as port:
+    async with serving(pair) as port:
         credentials = grpc.ssl_channel_credentials(root_certificates=pair.certificate)
         async with aio.secure_channel(f"localhost:{port}", credentials) as channel:
             reply = await channel.unary_unary("/grpc.health.v1.Health/Check", None, None)(b"")
             assert reply == b"\x08\x01"  # SERVING
 
 
-async def test_a_plaintext_client_gets_nowhere_on_a_tls_port() -> None:
-    async with serving(fixed_credentials(fresh_pair())) as port, aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+async def test_a_plaintext_client_gets_nowhere_on_a_tls_port(serving: Serving) -> None:
+    async with serving(fresh_pair()) as port, aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(aio.AioRpcError):
             await channel.unary_unary("/grpc.health.v1.Health/Check", None, None)(b"", timeout=2)
 
 
-async def test_a_new_certificate_is_shown_to_the_next_connection(tmp_path: Path) -> None:
+async def test_a_new_certificate_is_shown_to_the_next_connection(serving: Serving, tmp_path: Path) -> None:
     first, second = fresh_pair(), fresh_pair()
     write_pair(tmp_path, first)
-    async with serving(reloading_credentials(CertificateDirectory(tmp_path))) as port:
+    async with serving(CertificateDirectory(tmp_path)) as port:
         assert await served_serial(port) == serial_of(first.certificate)
         write_pair(tmp_path, second)
         assert await served_serial(port) == serial_of(second.certificate)

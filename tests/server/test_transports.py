@@ -1,20 +1,27 @@
-"""The grpc.aio transport, with a toy exchange and a real gRPC client."""
+"""What every transport promises, with a toy exchange and a real gRPC client: grpc.aio, and our own on either loop."""
 
 import asyncio
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 import pytest
+import uvloop
 from grpc import aio
 
-from epp.server.grpc_transport import GrpcOptions, GrpcServer, ext_proc_server
+from epp.server.grpc_transport import GrpcOptions, ext_proc_server
 from epp.server.health import HealthState
+from epp.server.lean.limits import LeanOptions
+from epp.server.lean.server import lean_server
 from epp.server.listen import Address, CannotListen, TcpAddress, UnixAddress
-from epp.server.transport import METHOD, Stream
+from epp.server.transport import METHOD, Stream, StreamObserver, Transport
 from epp.wire.codec import ProtocolError
+
+# There is no other way for as long as older releases of pytest-asyncio are to do.
+pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy. fixture")
 
 LOOPBACK = TcpAddress(0, "--grpc-port", "127.0.0.1")
 
@@ -75,8 +82,34 @@ class Toys:
         return exchange
 
 
-def server_of(toys: Toys, *addresses: Address, options: GrpcOptions | None = None) -> GrpcServer:
-    return ext_proc_server(toys, addresses or (LOOPBACK,), HealthState(list), toys, options=options)
+class Maker(Protocol):
+    def __call__(
+        self, toys: Toys, *addresses: Address, observer: StreamObserver | None = None, max_receive_bytes: int = ...
+    ) -> Transport: ...
+
+
+@pytest.fixture(params=["grpc", "lean", "lean on uvloop"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def event_loop_policy(kind: str) -> asyncio.AbstractEventLoopPolicy:
+    return uvloop.EventLoopPolicy() if kind == "lean on uvloop" else asyncio.DefaultEventLoopPolicy()
+
+
+@pytest.fixture
+def server_of(kind: str) -> Maker:
+    def make(
+        toys: Toys, *addresses: Address, observer: StreamObserver | None = None, max_receive_bytes: int = 32 * 2**20
+    ) -> Transport:
+        addresses, observer, health = addresses or (LOOPBACK,), observer or toys, HealthState(list)
+        if kind == "grpc":
+            options = GrpcOptions(max_receive_bytes=max_receive_bytes)
+            return ext_proc_server(toys, addresses, health, observer, options=options)
+        return lean_server(toys, addresses, health, observer, options=LeanOptions(max_receive_bytes=max_receive_bytes))
+
+    return make
 
 
 @pytest.fixture
@@ -85,7 +118,7 @@ async def toys() -> Toys:
 
 
 @pytest.fixture
-async def channel(toys: Toys) -> AsyncIterator[aio.Channel]:
+async def channel(server_of: Maker, toys: Toys) -> AsyncIterator[aio.Channel]:
     server = server_of(toys)
     await server.start()
     options = [("grpc.max_receive_message_length", -1)]
@@ -137,7 +170,7 @@ async def test_a_cancelled_call_closes_the_exchange_once_as_cancelled(channel: a
     assert toys.codes == ["Canceled"]
 
 
-async def test_a_lost_connection_closes_the_exchange_once_as_cancelled(toys: Toys) -> None:
+async def test_a_lost_connection_closes_the_exchange_once_as_cancelled(server_of: Maker, toys: Toys) -> None:
     server = server_of(toys)
     await server.start()
     channel = aio.insecure_channel(f"127.0.0.1:{server.port}")
@@ -218,8 +251,8 @@ async def test_a_message_of_five_megabytes_passes_whole(channel: aio.Channel) ->
     assert await talk(call_on(channel), message) == [message]
 
 
-async def test_a_message_over_the_limit_ends_the_stream_and_closes_the_exchange(toys: Toys) -> None:
-    server = server_of(toys, options=GrpcOptions(max_receive_bytes=1000))
+async def test_a_message_over_the_limit_ends_the_stream_and_closes_the_exchange(server_of: Maker, toys: Toys) -> None:
+    server = server_of(toys, max_receive_bytes=1000)
     await server.start()
     async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         call = call_on(channel)
@@ -252,13 +285,58 @@ async def test_streams_ended_in_every_way_are_all_closed_exactly_once(channel: a
     assert toys.opened == len(toys.codes) == 80
 
 
+async def test_a_deadline_that_passes_closes_the_exchange_once_as_cancelled(channel: aio.Channel, toys: Toys) -> None:
+    call = channel.stream_stream(METHOD, None, None)(timeout=0.2)
+    assert await talk(call, b"a") == [b"a"]
+    assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert (await toys.ended()).closings == [True]
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+async def test_compressed_messages_are_read(channel: aio.Channel, toys: Toys, compression: grpc.Compression) -> None:
+    call = channel.stream_stream(METHOD, None, None)(compression=compression)
+    message = b"compressible " * 10_000
+    assert await talk(call, message, b"a") == [message, b"a"]
+    await call.done_writing()
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_message_that_unpacks_to_too_much_is_not_unpacked(server_of: Maker, toys: Toys) -> None:
+    server = server_of(toys, max_receive_bytes=10_000)
+    await server.start()
+    async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        call = channel.stream_stream(METHOD, None, None)(compression=grpc.Compression.Gzip)
+        await call.write(bytes(1_000_000))
+        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert toys.exchanges[-1].received == []
+    await server.stop()
+
+
+async def test_many_large_messages_pass_whole_both_ways_while_the_client_is_slow_to_read(
+    channel: aio.Channel, toys: Toys
+) -> None:
+    call = call_on(channel)
+    messages = [bytes([i]) * 700_000 for i in range(40)]
+
+    async def write() -> None:
+        for message in messages:
+            await call.write(message)
+        await call.done_writing()
+
+    writing = asyncio.create_task(write())
+    await asyncio.sleep(0.2)
+    assert await rest_of(call) == messages
+    await writing
+    assert await call.code() is grpc.StatusCode.OK
+
+
 async def test_an_unknown_method_is_unimplemented(channel: aio.Channel, toys: Toys) -> None:
     call = channel.stream_stream("/envoy.service.ext_proc.v3.ExternalProcessor/Other", None, None)()
     assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
     assert toys.exchanges == []
 
 
-async def test_unix_socket_and_tcp_serve_the_same(toys: Toys, tmp_path: Path) -> None:
+async def test_unix_socket_and_tcp_serve_the_same(server_of: Maker, toys: Toys, tmp_path: Path) -> None:
     path = f"{tmp_path}/epp.sock"
     server = server_of(toys, LOOPBACK, UnixAddress(path, "--grpc-socket"))
     await server.start()
@@ -268,7 +346,7 @@ async def test_unix_socket_and_tcp_serve_the_same(toys: Toys, tmp_path: Path) ->
     await server.stop()
 
 
-async def test_every_interface_is_served_without_a_host(toys: Toys) -> None:
+async def test_every_interface_is_served_without_a_host(server_of: Maker, toys: Toys) -> None:
     server = server_of(toys, TcpAddress(0, "--grpc-port"))
     await server.start()
     async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -276,7 +354,7 @@ async def test_every_interface_is_served_without_a_host(toys: Toys) -> None:
     await server.stop()
 
 
-async def test_a_port_in_use_is_one_line_that_names_port_and_flag(toys: Toys) -> None:
+async def test_a_port_in_use_is_one_line_that_names_port_and_flag(server_of: Maker, toys: Toys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(CannotListen) as caught:
@@ -284,7 +362,7 @@ async def test_a_port_in_use_is_one_line_that_names_port_and_flag(toys: Toys) ->
     assert str(caught.value) == (f"cannot listen on 127.0.0.1 port {port} (--grpc-port): another process listens there")
 
 
-async def test_two_pickers_cannot_share_a_port(toys: Toys) -> None:
+async def test_two_pickers_cannot_share_a_port(server_of: Maker, toys: Toys) -> None:
     server = server_of(toys)
     await server.start()
     assert server.port is not None
@@ -293,14 +371,16 @@ async def test_two_pickers_cannot_share_a_port(toys: Toys) -> None:
     await server.stop()
 
 
-@pytest.mark.parametrize("kind", ["live socket", "no socket", "no directory"])
-async def test_a_unix_path_that_cannot_be_used_is_refused(toys: Toys, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("obstacle", ["live socket", "no socket", "no directory"])
+async def test_a_unix_path_that_cannot_be_used_is_refused(
+    server_of: Maker, toys: Toys, tmp_path: Path, obstacle: str
+) -> None:
     path = f"{tmp_path}/epp.sock"
     holder = socket.socket(socket.AF_UNIX)
-    if kind == "live socket":
+    if obstacle == "live socket":
         holder.bind(path)
         holder.listen()
-    elif kind == "no socket":
+    elif obstacle == "no socket":
         path = str(tmp_path)
     else:
         path = f"{tmp_path}/missing/epp.sock"
@@ -308,7 +388,7 @@ async def test_a_unix_path_that_cannot_be_used_is_refused(toys: Toys, tmp_path: 
         await server_of(toys, UnixAddress(path, "--grpc-socket")).start()
 
 
-async def test_the_socket_of_a_dead_process_is_replaced(toys: Toys, tmp_path: Path) -> None:
+async def test_the_socket_of_a_dead_process_is_replaced(server_of: Maker, toys: Toys, tmp_path: Path) -> None:
     path = f"{tmp_path}/epp.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(path)
@@ -319,7 +399,7 @@ async def test_the_socket_of_a_dead_process_is_replaced(toys: Toys, tmp_path: Pa
     await server.stop()
 
 
-async def test_drain_lets_open_streams_finish_and_takes_no_new_ones(toys: Toys) -> None:
+async def test_drain_lets_open_streams_finish_and_takes_no_new_ones(server_of: Maker, toys: Toys) -> None:
     server = server_of(toys)
     await server.start()
     async with aio.insecure_channel(f"127.0.0.1:{server.port}") as own:
@@ -336,7 +416,7 @@ async def test_drain_lets_open_streams_finish_and_takes_no_new_ones(toys: Toys) 
         assert await call_on(late).code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_drain_is_bounded_and_closes_what_is_left(toys: Toys) -> None:
+async def test_drain_is_bounded_and_closes_what_is_left(server_of: Maker, toys: Toys) -> None:
     server = server_of(toys)
     await server.start()
     async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:

@@ -1,0 +1,142 @@
+"""The open calls of one connection: how they begin, what bounds them together, and how they end.
+
+A call ends in one of three ways, and its exchange is closed once in each: our last frame is written, either side
+resets its stream, or the connection is lost.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from epp.server.lean import frames
+from epp.server.lean.frames import ErrorCode, StreamFault
+from epp.server.lean.headers import Call, trailers_only
+from epp.server.lean.limits import Allowance, LeanOptions
+from epp.server.lean.messages import MessageReader
+from epp.server.lean.sending import Sender, SendQueue
+from epp.server.lean.status import Status
+from epp.server.lean.stream import LeanStream, Method, ReceiveWindow, Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Clockwork:
+    """Time, from outside.
+
+    Attributes:
+        clock: seconds, monotonic.
+        call_later: after so many seconds.
+    """
+
+    clock: Callable[[], float]
+    call_later: Callable[[float, Callable[[], None]], Timer]
+
+
+class Calls:
+    """
+    Attributes:
+        sender: of the connection.
+    """
+
+    def __init__(
+        self, methods: Mapping[bytes, Method], options: LeanOptions, time: Clockwork, wake: Callable[[], None]
+    ) -> None:
+        """`wake`: see `Sender`."""
+        self._methods = methods
+        self._options = options
+        self._time = time
+        self.sender = Sender(options.max_frame_bytes, wake, self._ended)
+        self._streams: dict[int, LeanStream] = {}
+        self._unfinished_bytes = 0
+        self._resets = Allowance("resets", options.reset_burst, options.resets_per_s, time.clock)
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def get(self, stream_id: int) -> LeanStream | None:
+        return self._streams.get(stream_id)
+
+    def queues(self) -> Iterator[SendQueue]:
+        return (stream.queue for stream in self._streams.values())
+
+    def open(self, stream_id: int, call: Call, *, half_closed: bool) -> None:
+        """Begin a call, or answer one that cannot be served. Raises `StreamFault` if there are too many."""
+        options = self._options
+        if len(self._streams) >= options.max_concurrent_streams:
+            raise StreamFault(ErrorCode.REFUSED_STREAM)
+        queue = SendQueue(stream_id, self.sender)
+        method = self._methods.get(call.path)
+        if call.refusal is not None or method is None:
+            self.sender.end_with(queue, call.refusal or trailers_only(Status.UNIMPLEMENTED, "unknown method"))
+            if not half_closed:
+                self._stop_peer(stream_id)
+            return
+        reader = MessageReader(call.encoding, options.max_receive_bytes)
+        stream = LeanStream(queue, ReceiveWindow(options.stream_window_bytes), reader, method, self._time.clock)
+        self._streams[stream_id] = stream
+        if call.timeout_s is not None:
+            # The caller has given up by then: what is queued is of no use to it.
+            give_up = partial(queue.end, Status.DEADLINE_EXCEEDED, "", at_once=True)
+            stream.deadline = self._time.call_later(call.timeout_s, give_up)
+        if half_closed:
+            stream.half_close()
+
+    def receive(self, stream: LeanStream, data: bytes) -> None:
+        """Bytes of the call's messages."""
+        reader = stream.reader
+        before_bytes = reader.unfinished_bytes
+        stream.receive(data)
+        self._unfinished_bytes += reader.unfinished_bytes - before_bytes
+        if self._unfinished_bytes > self._options.max_unfinished_bytes:
+            stream.queue.end(Status.RESOURCE_EXHAUSTED, "too many unfinished messages on this connection")
+        if stream.queue.ending is not None:
+            self._unfinished_bytes -= reader.unfinished_bytes
+            reader.drop()
+
+    def top_up(self, stream: LeanStream) -> None:
+        """Let the peer send more, as soon as it has taken what it was sent."""
+        queue = stream.queue
+        if queue.queued_bytes > self._options.high_water_bytes:
+            queue.on_empty = partial(self.top_up, stream)
+        elif not (queue.over or stream.half_closed):
+            self.sender.out.append(frames.window_update(queue.stream_id, stream.window.top_up()))
+
+    # --- how calls end ------------------------------------------------------------------------------------------------
+
+    def reset_by_peer(self, stream_id: int) -> None:
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            self._forget(stream, Status.CANCELLED, cancelled=True)
+            if not stream.spoken:
+                self._resets.spend()
+
+    def reset(self, stream_id: int, code: ErrorCode) -> None:
+        """For a fault of the peer: counted, for it may be on purpose."""
+        self.sender.out.append(frames.rst_stream(stream_id, code))
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            self._forget(stream, Status.CANCELLED, cancelled=True)
+        self._resets.spend()
+
+    def cut(self) -> None:
+        """The connection is gone, and all of them with it."""
+        while self._streams:
+            self._forget(self._streams.popitem()[1], Status.CANCELLED, cancelled=True)
+
+    def _ended(self, queue: SendQueue) -> None:
+        """Our last frame is on its way."""
+        stream = self._streams.pop(queue.stream_id)
+        if not stream.half_closed:
+            self._stop_peer(queue.stream_id)
+        assert queue.ending is not None
+        status = queue.ending[0]
+        self._forget(stream, status, cancelled=status is Status.DEADLINE_EXCEEDED)
+
+    def _stop_peer(self, stream_id: int) -> None:
+        """Tell the peer to send no more on a stream that is answered (RFC 9113, section 8.1)."""
+        self.sender.out.append(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
+
+    def _forget(self, stream: LeanStream, status: Status, *, cancelled: bool) -> None:
+        """`stream` is no longer among the open ones."""
+        self._unfinished_bytes -= stream.reader.unfinished_bytes
+        self.sender.drop(stream.queue)
+        stream.close(status, cancelled=cancelled)

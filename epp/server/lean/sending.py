@@ -1,0 +1,224 @@
+"""What is queued for the peer, and when it may go: a connection's output under flow control (RFC 9113, section 5.2).
+
+Streams queue; a flush, once per read, turns what the windows allow into frames: of each stream one DATA frame for all
+that it said meanwhile, if it fits. A stream that its own window stops waits for that window. Those that the
+connection's window stops stand in a line and take turns of one frame, so a turn is never empty and the work done is
+never more than the bytes sent.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from epp.server.lean import frames
+from epp.server.lean.frames import ConnectionFault, ErrorCode, StreamFault
+from epp.server.lean.headers import RESPONSE_HEADERS, trailers, trailers_only
+from epp.server.lean.messages import PREFIX_BYTES, prefix
+from epp.server.lean.status import Status
+
+Bytes = bytes | memoryview
+
+
+class SendQueue:
+    """What one stream has to say: the `epp.server.transport.Stream` of its exchange.
+
+    Attributes:
+        window: what the peer takes on this stream now, in bytes; below 0 if it took back what it had allowed.
+        ending: the status that ends the stream after the queue, and its message; `None` while it goes on.
+        answered: headers were sent.
+        over: nothing is sent any more.
+        in_line: for a flush or for the connection's window.
+        on_empty: called once when everything queued is sent.
+    """
+
+    __slots__ = (
+        "_parts",
+        "_sender",
+        "answered",
+        "ending",
+        "in_line",
+        "on_empty",
+        "over",
+        "queued_bytes",
+        "stream_id",
+        "window",
+    )
+
+    def __init__(self, stream_id: int, sender: "Sender") -> None:
+        self.stream_id = stream_id
+        self.window = sender.initial_window
+        self.queued_bytes = 0
+        self.ending: tuple[Status, str] | None = None
+        self.answered = self.over = self.in_line = False
+        self.on_empty: Callable[[], None] | None = None
+        self._parts: deque[Bytes] = deque()
+        self._sender = sender
+
+    def send(self, replies: Sequence[bytes]) -> None:
+        if self.over or self.ending is not None:
+            return
+        added = 0
+        for reply in replies:
+            length = len(reply)
+            self._parts.append(prefix(length))
+            self._parts.append(reply)
+            added += PREFIX_BYTES + length
+        self.queued_bytes += added
+        self._sender.queued(self, added)
+
+    def finish(self) -> None:
+        self.end(Status.OK)
+
+    def end(self, status: Status, message: str = "", *, at_once: bool = False) -> None:
+        """End with this status once everything queued is sent; or, `at_once`, send nothing of it."""
+        if self.over or (self.ending is not None and not at_once):
+            return
+        self.ending = status, message
+        self._sender.queued(self, -self._clear() if at_once else 0)
+
+    def take(self, limit: int, out: list[Bytes]) -> None:
+        """Move the first `limit` bytes of the queue to `out`."""
+        parts = self._parts
+        self.queued_bytes -= limit
+        if not self.queued_bytes:
+            out.extend(parts)
+            parts.clear()
+            return
+        while limit:
+            part = parts.popleft()
+            if len(part) > limit:
+                view = memoryview(part)
+                parts.appendleft(view[limit:])
+                part = view[:limit]
+            out.append(part)
+            limit -= len(part)
+
+    def drop(self) -> int:
+        """Nothing is sent any more. Returns how many bytes will not be."""
+        self.over = True
+        return self._clear()
+
+    def _clear(self) -> int:
+        dropped, self.queued_bytes = self.queued_bytes, 0
+        self._parts.clear()
+        return dropped
+
+
+class Sender:
+    """A connection's output.
+
+    Attributes:
+        out: frames to be written.
+        window: what the peer takes on the connection now, in bytes.
+        initial_window: of a new stream.
+        unsent_bytes: queued over all streams.
+    """
+
+    def __init__(self, max_frame_bytes: int, wake: Callable[[], None], ended: Callable[[SendQueue], None]) -> None:
+        """
+        Args:
+            wake: called when something is queued while `corked` is not set: somebody has to flush.
+            ended: called with each stream whose last frame is in `out`.
+        """
+        self.out: list[Bytes] = []
+        self.window = frames.DEFAULT_WINDOW_BYTES
+        self.initial_window = frames.DEFAULT_WINDOW_BYTES
+        self.unsent_bytes = 0
+        self.corked = False
+        self._max_frame_bytes = max_frame_bytes
+        self._frame_bytes = frames.DEFAULT_FRAME_BYTES
+        self._wake = wake
+        self._ended = ended
+        self._ready: deque[SendQueue] = deque()
+        self._waiting: deque[SendQueue] = deque()  # for the connection's window
+
+    def queued(self, queue: SendQueue, added_bytes: int) -> None:
+        self.unsent_bytes += added_bytes
+        self._line_up(queue)
+        if not self.corked:
+            self._wake()
+
+    def drop(self, queue: SendQueue) -> None:
+        self.unsent_bytes -= queue.drop()
+
+    def flush(self) -> None:
+        """Turn what may go into frames."""
+        ready, waiting = self._ready, self._waiting
+        while ready or (waiting and self.window > 0):
+            queue = (ready or waiting).popleft()
+            queue.in_line = False
+            if not queue.over:
+                self._advance(queue)
+
+    # --- what the peer allows -----------------------------------------------------------------------------------------
+
+    def frame_limit(self, peer_bytes: int) -> None:
+        self._frame_bytes = min(peer_bytes, self._max_frame_bytes)
+
+    def initial_window_changed(self, window: int, queues: Iterable[SendQueue]) -> None:
+        """It counts for open streams too, which may take their windows below 0 (RFC 9113, section 6.9.2)."""
+        change, self.initial_window = window - self.initial_window, window
+        for queue in queues:
+            queue.window += change
+            if queue.window > frames.MAX_WINDOW_BYTES:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a stream's window out of range")
+            if queue.queued_bytes:
+                self._line_up(queue)
+
+    def window_update(self, increment: int) -> None:
+        self.window += increment
+        if not increment:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "an empty WINDOW_UPDATE")
+        if self.window > frames.MAX_WINDOW_BYTES:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window out of range")
+
+    def stream_window_update(self, queue: SendQueue, increment: int) -> None:
+        if not increment:
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR)
+        queue.window += increment
+        if queue.window > frames.MAX_WINDOW_BYTES:
+            raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR)
+        if queue.queued_bytes:
+            self._line_up(queue)
+
+    # --- queues to frames ---------------------------------------------------------------------------------------------
+
+    def _line_up(self, queue: SendQueue) -> None:
+        if not queue.in_line:
+            queue.in_line = True
+            self._ready.append(queue)
+
+    def _advance(self, queue: SendQueue) -> None:
+        if queue.queued_bytes:
+            if not queue.answered:
+                queue.answered = True
+                self.out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, queue.stream_id, RESPONSE_HEADERS))
+            size = min(queue.queued_bytes, queue.window, self.window, self._frame_bytes)
+            if size > 0:
+                queue.window -= size
+                self.window -= size
+                self.unsent_bytes -= size
+                self.out.append(frames.head(frames.DATA, 0, queue.stream_id, size))
+                queue.take(size, self.out)
+            if queue.queued_bytes:
+                self._wait(queue)
+                return
+        if queue.ending is not None:
+            self._end(queue, *queue.ending)
+        elif queue.on_empty is not None:
+            on_empty, queue.on_empty = queue.on_empty, None
+            on_empty()
+
+    def _wait(self, queue: SendQueue) -> None:
+        if queue.window > 0:
+            queue.in_line = True
+            (self._ready if self.window > 0 else self._waiting).append(queue)
+
+    def _end(self, queue: SendQueue, status: Status, message: str) -> None:
+        self.end_with(queue, trailers(status, message) if queue.answered else trailers_only(status, message))
+        self._ended(queue)
+
+    def end_with(self, queue: SendQueue, block: bytes) -> None:
+        """The stream's last frame, whatever is queued."""
+        self.drop(queue)
+        flags = frames.END_HEADERS | frames.END_STREAM
+        self.out.append(frames.frame(frames.HEADERS, flags, queue.stream_id, block))

@@ -1,0 +1,152 @@
+"""The lean transport: its addresses, its connections, and their end."""
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from epp.server.health import HealthService, HealthState
+from epp.server.lean.health import health_methods
+from epp.server.lean.limits import LeanOptions
+from epp.server.lean.protocol import CLOSING_TIMEOUT_S, LeanProtocol
+from epp.server.lean.stream import Method
+from epp.server.listen import Address, TcpAddress, UnixAddress
+from epp.server.transport import METHOD, ExchangeFactory, StreamObserver
+
+BACKLOG = 1024
+
+
+class LeanServer:
+    """A `Transport` of gRPC methods that are answered by exchanges."""
+
+    def __init__(
+        self,
+        methods: Mapping[bytes, Method],
+        addresses: Sequence[Address],
+        *,
+        tls: ssl.SSLContext | None = None,
+        options: LeanOptions | None = None,
+    ) -> None:
+        """
+        Args:
+            methods: by path.
+            tls: for the TCP addresses; Unix sockets are always plaintext.
+        """
+        self._methods = methods
+        self._addresses = tuple(addresses)
+        self._tls = tls
+        self._options = options or LeanOptions()
+        self._listening: list[asyncio.Server] = []
+        self._connections: set[LeanProtocol] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._port: int | None = None
+        self._draining = False
+
+    @property
+    def port(self) -> int | None:
+        return self._port
+
+    async def start(self) -> None:
+        """Bind and serve. Raises `CannotListen`."""
+        for address in self._addresses:
+            address.check_free()
+            try:
+                listener = _bind(address)
+            except OSError as error:  # somebody took it since it was checked
+                raise address.cannot_listen(error) from error
+            await self._listen(address, listener)
+
+    async def _listen(self, address: Address, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        if isinstance(address, UnixAddress):
+            self._listening.append(await loop.create_unix_server(self._connect, sock=listener, backlog=BACKLOG))
+        else:
+            self._port = listener.getsockname()[1]
+            timeout_s = self._options.handshake_timeout_s if self._tls is not None else None
+            self._listening.append(
+                await loop.create_server(
+                    self._connect, sock=listener, backlog=BACKLOG, ssl=self._tls, ssl_handshake_timeout=timeout_s
+                )
+            )
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new connections and streams, let open streams finish for `grace_s` seconds, then cut them off."""
+        self._draining = True
+        self._stop_listening()
+        if grace_s > 0:
+            for connection in tuple(self._connections):
+                connection.drain()
+            await self._emptied(grace_s)
+        for connection in tuple(self._connections):
+            connection.cut()
+        await self._emptied(CLOSING_TIMEOUT_S)
+
+    async def stop(self) -> None:
+        """Cut everything off now."""
+        await self.drain(0)
+
+    def _stop_listening(self) -> None:
+        for server in self._listening:
+            server.close()
+        if self._listening:
+            for address in self._addresses:
+                if isinstance(address, UnixAddress):
+                    with suppress(OSError):
+                        os.unlink(address.path)
+        self._listening.clear()
+
+    async def _emptied(self, timeout_s: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+
+    def _connect(self) -> LeanProtocol:
+        return LeanProtocol(self._methods, self._options, self)
+
+    # --- for the connections, which come once TLS is spoken -----------------------------------------------------------
+
+    def add(self, connection: LeanProtocol) -> bool:
+        if self._draining or len(self._connections) >= self._options.max_connections:
+            return False
+        self._connections.add(connection)
+        self._empty.clear()
+        return True
+
+    def discard(self, connection: LeanProtocol) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+
+def lean_server(
+    exchanges: ExchangeFactory,
+    addresses: Sequence[Address],
+    health: HealthState,
+    observer: StreamObserver | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    options: LeanOptions | None = None,
+) -> LeanServer:
+    """The ext_proc service and, on the same port, health."""
+    methods = {METHOD.encode(): Method(exchanges, observer), **health_methods(HealthService(health))}
+    return LeanServer(methods, addresses, tls=tls, options=options)
+
+
+def _bind(address: Address) -> socket.socket:
+    if isinstance(address, TcpAddress):
+        dualstack = address.host is None and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dualstack or ":" in (address.host or "") else socket.AF_INET
+        return socket.create_server(
+            (address.host or "", address.port), family=family, backlog=BACKLOG, dualstack_ipv6=dualstack
+        )
+    with suppress(FileNotFoundError):
+        os.unlink(address.path)  # a dead process left it behind, as was checked
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(address.path)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,155 @@
+"""One gRPC call: the exchange that answers it, fed with the messages of its stream and closed exactly once."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from epp.server.lean.frames import ConnectionFault, ErrorCode
+from epp.server.lean.messages import MessageReader
+from epp.server.lean.sending import SendQueue
+from epp.server.lean.status import RpcFault, Status
+from epp.server.transport import Exchange, ExchangeFactory, StreamObserver
+from epp.wire.codec import ProtocolError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A gRPC method.
+
+    Attributes:
+        exchanges: who answers its calls.
+        observer: who counts them.
+        ends_with_requests: once the peer sends no more messages, neither do we.
+    """
+
+    exchanges: ExchangeFactory
+    observer: StreamObserver | None = None
+    ends_with_requests: bool = True
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class ReceiveWindow:
+    """What the peer may still send. Topped up when half of it is used, so that updates are few."""
+
+    __slots__ = ("_size", "left")
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size = self.left = size_bytes
+
+    def take(self, length: int) -> None:
+        """Raises `ConnectionFault` if the peer sent more than it was allowed."""
+        self.left -= length
+        if self.left < 0:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window allowed")
+
+    @property
+    def low(self) -> bool:
+        return self.left * 2 <= self._size
+
+    def top_up(self) -> int:
+        """How much to tell the peer."""
+        added, self.left = self._size - self.left, self._size
+        return added
+
+
+class LeanStream:
+    """A call from its headers to its end.
+
+    Attributes:
+        queue: what is to be sent.
+        reader: what is received.
+        half_closed: the peer sends nothing more.
+        spoken: a whole message has come.
+        deadline: to be cancelled at the end.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_closed",
+        "_ends_with_requests",
+        "_exchange",
+        "_observer",
+        "_opened_s",
+        "deadline",
+        "half_closed",
+        "queue",
+        "reader",
+        "spoken",
+        "window",
+    )
+
+    def __init__(
+        self, queue: SendQueue, window: ReceiveWindow, reader: MessageReader, method: Method, clock: Callable[[], float]
+    ) -> None:
+        self.queue = queue
+        self.window = window
+        self.reader = reader
+        self.half_closed = self.spoken = False
+        self.deadline: Timer | None = None
+        self._clock = clock
+        self._closed = False
+        self._ends_with_requests = method.ends_with_requests
+        self._exchange: Exchange | None = None
+        self._observer = method.observer
+        if self._observer is not None:
+            self._opened_s = clock()
+            self._observer.stream_opened()
+        try:
+            self._exchange = method.exchanges(queue)
+        except Exception:
+            self._fail()
+
+    def receive(self, data: bytes) -> None:
+        """Bytes of messages. Replies are queued; whatever goes wrong ends this stream and no other."""
+        exchange, queue = self._exchange, self.queue
+        if exchange is None or queue.ending is not None:
+            return
+        try:
+            for message in self.reader.feed(data):
+                self.spoken = True
+                replies = exchange.receive(message)
+                if replies:
+                    queue.send(replies)
+                if exchange.finished:
+                    queue.end(Status.OK)
+                if queue.ending is not None:
+                    return
+        except ProtocolError:
+            queue.end(Status.INVALID_ARGUMENT, "not an ext_proc message")
+        except RpcFault as fault:
+            queue.end(fault.status, fault.message)
+        except Exception:
+            self._fail()
+
+    def half_close(self) -> None:
+        """The peer sends nothing more: what is queued is sent, and that is the end."""
+        self.half_closed = True
+        if self.reader.unfinished_bytes:
+            self.queue.end(Status.INTERNAL, "the last message is cut off")
+        if self._ends_with_requests:
+            self.queue.end(Status.OK)
+
+    def close(self, status: Status, *, cancelled: bool) -> None:
+        """The stream is over; harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.deadline is not None:
+            self.deadline.cancel()
+        if self._observer is not None:
+            self._observer.stream_closed(status.text, self._clock() - self._opened_s)
+        if self._exchange is not None:
+            try:
+                self._exchange.closed(cancelled=cancelled)
+            except Exception:
+                logger.exception("an exchange failed to close")
+
+    def _fail(self) -> None:
+        logger.exception("a stream ended by an unexpected error")
+        self.queue.end(Status.INTERNAL, "unexpected error")
