@@ -4,6 +4,7 @@ Most payloads carry none: they are told apart by a search for bytes, before any 
 generated cannot fool the search, since a quote inside a JSON string is escaped. Reading never raises.
 """
 
+import json
 import re
 from collections.abc import Mapping
 
@@ -18,6 +19,9 @@ _META_INFO = re.compile(rb'"meta_info"\s*+:\s*+\{')
 _UNFINISHED = re.compile(rb'"finish_reason"\s*+:\s*+null')
 
 _NOTHING = Usage()
+_DECODER = json.JSONDecoder()
+_MAX_USAGE_BYTES = 4096
+_MOST_TRIES = 4
 
 
 def usage_from_json(api: Api, body: bytes) -> Usage:
@@ -25,6 +29,25 @@ def usage_from_json(api: Api, body: bytes) -> Usage:
     if api is Api.OPAQUE or not (_META_INFO if api is Api.SGLANG_GENERATE else _USAGE).search(body):
         return _NOTHING
     return _read(api, body)
+
+
+def usage_from_ends(api: Api, head: bytes, tail: bytes) -> Usage:
+    """The counts in a JSON response of which only both ends were kept: `usage` is small and stands near one of them.
+
+    It is read wherever it stands, so not SGLang's, which has no object of its own.
+    """
+    if api in (Api.OPAQUE, Api.SGLANG_GENERATE):
+        return _NOTHING
+    for end in (tail, head):
+        for found in list(_USAGE.finditer(end))[: -_MOST_TRIES - 1 : -1]:
+            begins = found.end() - 1
+            try:
+                counts, _ = _DECODER.raw_decode(end[begins : begins + _MAX_USAGE_BYTES].decode("utf-8", "replace"))
+            except (ValueError, RecursionError):
+                continue
+            if (usage := _usage(counts)) != _NOTHING:
+                return usage
+    return _NOTHING
 
 
 def merge_sse_usage(api: Api, payload: bytes, so_far: Usage) -> Usage:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.inference.request import Api, Usage
-from epp.inference.usage import merge_sse_usage, usage_from_json
+from epp.inference.usage import merge_sse_usage, usage_from_ends, usage_from_json
 
 
 def merged(api, *payloads):
@@ -129,6 +129,19 @@ def test_sglang_json_answers_of_a_batch_add_up():
     answer = {"text": "x", "meta_info": {"prompt_tokens": 5, "completion_tokens": 2}}
     assert usage_from_json(Api.SGLANG_GENERATE, json.dumps(answer).encode()) == Usage(5, 2)
     assert usage_from_json(Api.SGLANG_GENERATE, json.dumps([answer, answer]).encode()) == Usage(10, 4)
+
+
+@pytest.mark.parametrize("spaces", [None, 1])
+def test_usage_of_a_body_that_was_too_long_to_keep_is_read_at_its_ends(spaces):
+    usage = {"prompt_tokens": 13, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
+    text = 'größe, and she said "usage":{"prompt_tokens": 99}'
+    body = {"id": "x", "usage": usage, "choices": [{"text": text}], "tools": [{"usage": {"type": "object"}}]}
+    first = json.dumps(body, indent=spaces, ensure_ascii=False).encode()
+    last = json.dumps({"choices": body["choices"], "usage": usage, "x": None}, indent=spaces).encode()
+    assert usage_from_ends(Api.CHAT, first, b"\xb6\xc3, cut") == Usage(13, 3, 8)
+    assert usage_from_ends(Api.CHAT, b'{"usage": {"prompt_tok', last[5:]) == Usage(13, 3, 8)
+    assert usage_from_ends(Api.CHAT, b'{"id"', b'"usage": {"a": ' + b"[" * 3000 + b', "usage": {"prompt_') == Usage()
+    assert usage_from_ends(Api.OPAQUE, first, last) == Usage()
 
 
 anything = st.recursive(
