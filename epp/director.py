@@ -66,6 +66,8 @@ class Assignment:
     streamed: bool = False
     first_token_s: float | None = None
     response_bytes: int = 0
+    last_chunk_s: float | None = None
+    response_processing_s: float = 0.0
     ended: bool = False
 
     @property
@@ -88,6 +90,9 @@ class Observer(Protocol):
     def request_routed(self, request: Request, decision: Decision, cycle: Cycle, seconds: float) -> None: ...
 
     def request_refused(self, request: Request | None, denial: Denial, cycle: Cycle | None, seconds: float) -> None: ...
+
+    def chunk_gap(self, request: Request, seconds: float) -> None:
+        """So long passed between two chunks of a streamed response."""
 
     def request_ended(self, request: Request, outcome: Outcome) -> None: ...
 
@@ -287,9 +292,16 @@ class Director:
 
     def response_body(self, assignment: Assignment, data: bytes) -> None:
         """Bytes of the response body passed."""
+        if not data:
+            return
+        now_s = self._clock()
         assignment.response_bytes += len(data)
-        if self._pipeline.observes_chunks and data:
-            self._pipeline.response_chunk(assignment.cycle, assignment.decision, data, self._clock())
+        if assignment.streamed:
+            if assignment.last_chunk_s is not None:
+                self._observer.chunk_gap(assignment.request, now_s - assignment.last_chunk_s)
+            assignment.last_chunk_s = now_s
+        if self._pipeline.observes_chunks:
+            self._pipeline.response_chunk(assignment.cycle, assignment.decision, data, now_s)
 
     def first_token(self, assignment: Assignment) -> None:
         """The first token passed, before `response_body` is told of its bytes. Only the first call counts."""
@@ -314,6 +326,7 @@ class Director:
             ended_s=self._clock(),
             usage=usage,
             response_bytes=assignment.response_bytes,
+            response_processing_s=assignment.response_processing_s,
             token_events=token_events,
         )
         if assignment.request.generates:

@@ -28,6 +28,7 @@ class Outcome:
         received_s, dispatched_s, first_token_s, ended_s: monotonic seconds. The first token is that of a stream; of an
             answer that does not stream it is the first byte of the body.
         usage: token counts by the model server's own word.
+        response_processing_s: our own work on the response, over all its messages.
         token_events: events of the stream that carried JSON, from the first token on: one or more tokens each.
     """
 
@@ -41,6 +42,7 @@ class Outcome:
     ended_s: float
     usage: Usage
     response_bytes: int = 0
+    response_processing_s: float = 0.0
     token_events: int = 0
 
     @property

@@ -114,6 +114,7 @@ class Metrics:
             Twin(requests.input_tokens, objective + "input_tokens", BY_MODEL),
             Twin(requests.output_tokens, objective + "output_tokens", BY_MODEL),
             Twin(requests.cached_tokens, objective + "prompt_cached_tokens", BY_MODEL),
+            same(requests.rewrites, extension + "model_rewrite_decisions", *requests.rewrites.label_names),
             same(requests.running, objective + "running_requests", "model_name"),
             Twin(requests.ntpot_s, objective + "normalized_time_per_output_token_seconds", BY_MODEL),
             Twin(pool.average_kv_cache_usage, inference_pool + "average_kv_cache_utilization", by_pool),

@@ -23,6 +23,9 @@ class RequestObserver:
         self._metrics.request_refused(request, denial, cycle, seconds)
         self._ring.request_refused(request, denial, cycle, seconds)
 
+    def chunk_gap(self, request: Request, seconds: float) -> None:
+        self._metrics.requests.chunk_gap(request, seconds)
+
     def request_ended(self, request: Request, outcome: Outcome) -> None:
         self._metrics.request_ended(request, outcome)
 

@@ -15,6 +15,8 @@ from epp.scheduling.decision import Denial
 
 MODEL_SERVER_ERROR = "ModelServerError"
 EVICTED_ERROR = "ResourceExhausted"
+# The only thing that can ask for a rewrite yet.
+REWRITE_BY_HEADER = "request-header"
 # Labels of a request that was refused before anything was known of it.
 UNKNOWN_REQUEST = Request(id="")
 
@@ -52,7 +54,7 @@ class RequestMetrics:
         )
         self.ttft_s = histogram(
             "request_ttft_seconds",
-            "Receipt to the first byte of the response's body.",
+            "Receipt to the first token, or to the first byte of a response that does not stream.",
             buckets.TTFT_S,
             (*by_request, "streaming"),
         )
@@ -62,10 +64,26 @@ class RequestMetrics:
             buckets.TPOT_S,
             by_request,
         )
+        self.itl_s = histogram(
+            "request_streaming_itl_seconds",
+            "Between two chunks of a streamed response; a chunk may hold several tokens.",
+            buckets.ITL_S,
+            by_request,
+        )
         self.processing_s = histogram(
             "request_processing_duration_seconds",
             "Receipt of a request's headers to the answer about it.",
             buckets.REQUEST_PROCESSING_S,
+        )
+        self.response_processing_s = histogram(
+            "response_processing_duration_seconds",
+            "Our own work on a response, over all its messages.",
+            buckets.RESPONSE_PROCESSING_S,
+        )
+        self.rewrites = counter(
+            "model_rewrite_decisions",
+            "Requests sent on under another model name, by what asked for it.",
+            ("model_rewrite_name", "model_name", "target_model"),
         )
         self.ends = counter("request_end", "How requests ended.", ("cause",))
 
@@ -74,6 +92,8 @@ class RequestMetrics:
         self.total[labels].inc()
         self.running[labels].inc()
         self.size_bytes[labels].observe(request.body_bytes)
+        if request.target_model != request.model:
+            self.rewrites[REWRITE_BY_HEADER, *labels[:2]].inc()
 
     def refused(self, request: Request | None, denial: Denial, seconds: float) -> None:
         labels = self._labels.of(request or UNKNOWN_REQUEST)
@@ -81,12 +101,17 @@ class RequestMetrics:
         self.ends[EndCause.REJECTED.value,].inc()
         self.processing_s[()].observe(seconds)
 
+    def chunk_gap(self, request: Request, seconds: float) -> None:
+        self.itl_s[self._labels.of(request)].observe(seconds)
+
     def ended(self, request: Request, outcome: Outcome) -> None:
         """Exactly once for each request that was routed."""
         labels = self._labels.of(request)
         self.running[labels].dec()
         self.ends[outcome.cause.value,].inc()
         self.processing_s[()].observe(outcome.dispatched_s - outcome.received_s)
+        if outcome.response_processing_s > 0:
+            self.response_processing_s[()].observe(outcome.response_processing_s)
         if error_code := error_code_of(outcome):
             self.errors[*labels, error_code].inc()
         self._count_tokens(labels, outcome)

@@ -104,6 +104,11 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
     def produces(self) -> Sequence[DataKey[Any]]:
         return (self._key,)
 
+    @property
+    def indexed_blocks(self) -> int:
+        """Size of the index."""
+        return len(self._index)
+
     def produce(self, cycle: Cycle, candidates: Candidates) -> None:
         snapshot = candidates.snapshot
         if snapshot is not self._snapshot:
@@ -126,10 +131,10 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
             chosen.append(decision.snapshot.endpoints[prefill.picked[0]].id)
         for endpoint_id in dict.fromkeys(chosen):
             self._record(cycle, decision, endpoint_id)
-        self._observe(cycle, "prefix_indexer_size", len(self._index))
         match = cycle.get(self._key)
         if match is not None and match.total_blocks > 0:
             row = decision.snapshot.row_by_id[decision.endpoints[0].id]
+            self._observe(cycle, "prefix_indexer_size", self.indexed_blocks)
             self._observe(cycle, "prefix_indexer_hit_ratio", match.ratio[row])
             hit_tokens = match.match_blocks[row] * match.block_size_tokens
             prompt = cycle.get(TOKENIZED_PROMPT.by(None))

@@ -36,6 +36,7 @@ OUTCOME = Outcome(
     ended_s=12.5,
     usage=Usage(prompt_tokens=50, completion_tokens=5, cached_tokens=0),
     response_bytes=1234,
+    response_processing_s=0.125,
 )
 
 
@@ -80,6 +81,9 @@ def test_a_streamed_request_counts_once_in_every_family_of_requests(metrics: Met
         f"llm_d_epp_request_ttft_seconds_sum{{{MFP.replace('target', 'streaming=true,target')}}}": 0.5,
         f"llm_d_epp_request_streaming_tpot_seconds_sum{{{MFP}}}": 0.5,
         "llm_d_epp_request_end_total{cause=natural}": 1,
+        "llm_d_epp_response_processing_duration_seconds_sum": 0.125,
+        "llm_d_epp_model_rewrite_decisions_total{model_name=llama,model_rewrite_name=request-header,"
+        "target_model=llama-v2}": 1,
         "llm_d_epp_scheduler_e2e_duration_seconds_count": 1,
         "llm_d_epp_scheduler_attempts_total{endpoint_name=server-0,namespace=ns,port=8000,status=success,"
         "target_model_name=llama-v2}": 1,
@@ -97,6 +101,17 @@ def test_a_streamed_request_counts_once_in_every_family_of_requests(metrics: Met
     assert {name: page.get(name) for name in expected} == expected
     assert page["llm_d_epp_request_processing_duration_seconds_sum"] == pytest.approx(0.002)
     assert not [name for name in page if "request_error_total{" in name or name.endswith("_created")]
+
+
+def test_gaps_between_chunks_are_counted_as_they_come(metrics: Metrics, world: World) -> None:
+    metrics.requests.chunk_gap(REQUEST, 0.03)
+    metrics.requests.chunk_gap(REQUEST, 0.05)
+    page = world.page()
+    assert page[f"llm_d_epp_request_streaming_itl_seconds_count{{{MFP}}}"] == 2
+    assert (
+        page[f"llm_d_epp_request_streaming_itl_seconds_bucket{{{MFP.replace('model_name', 'le=0.04,model_name', 1)}}}"]
+        == 1
+    )
 
 
 def test_running_rises_with_the_decision_and_falls_with_the_end(metrics: Metrics, world: World) -> None:

@@ -253,11 +253,12 @@ def test_hits_are_observed_for_the_chosen_server_only():
     affinity.send(candidates, 0, text(3))
     cycle, _ = affinity.send(candidates, 0, text(3) + text(1, b"b"))
     assert [(o.family, o.value, o.plugin_name, o.plugin_type) for o in cycle.observations] == [
+        ("prefix_indexer_size", 4.0, "mine", "approx-prefix-cache-producer"),
         ("prefix_indexer_hit_ratio", 0.75, "mine", "approx-prefix-cache-producer"),
         ("prefix_indexer_hit_bytes", 3 * BLOCK_BYTES, "mine", "approx-prefix-cache-producer"),
     ]
     cycle, _ = affinity.send(candidates, 1, text(3, b"c"))
-    assert [o.value for o in cycle.observations] == [0, 0]
+    assert [o.value for o in cycle.observations] == [7, 0, 0]
 
 
 def test_state_for_the_debug_page_holds_counts_and_no_prompt():
