@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from epp.cli.flags import positive
+
 
 def add_demo(commands: Any) -> None:
     demo = commands.add_parser(
@@ -14,9 +16,11 @@ def add_demo(commands: Any) -> None:
     demo.set_defaults(run=_run)
     demo.add_argument("--serve", action="store_true", help="keep running afterwards, and print a curl line to try")
     demo.add_argument(
-        "--servers", type=int, default=4, metavar="N", help="simulated model servers (default %(default)s)"
+        "--servers", type=positive, default=4, metavar="N", help="simulated model servers (default %(default)s)"
     )
-    demo.add_argument("--requests", type=int, default=300, metavar="N", help="requests to send (default %(default)s)")
+    demo.add_argument(
+        "--requests", type=positive, default=300, metavar="N", help="requests to send (default %(default)s)"
+    )
     demo.add_argument("--config-file", metavar="FILE", help="EndpointPickerConfig to run instead of the built-in one")
     demo.add_argument(
         "--seed", type=int, default=1, metavar="N", help="seed of traffic and picker (default %(default)s)"

@@ -158,6 +158,8 @@ def _objectives(entries: Sequence[str]) -> dict[str, int]:
     for entry in entries:
         name, _, priority = entry.partition("=")
         try:
+            if not name:
+                raise ValueError
             objectives[name] = int(priority)
         except ValueError:
             raise Problem(f"--objective {entry}: write it NAME=PRIORITY with a whole number, e.g. batch=-1") from None

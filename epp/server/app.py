@@ -292,9 +292,7 @@ class Picker:
             self._config.filename,
         )
         if self._options.ports_file is not None:
-            temporary = f"{self._options.ports_file}.{os.getpid()}"
-            Path(temporary).write_text(json.dumps(ports))
-            os.replace(temporary, self._options.ports_file)
+            _write_in_one_step(self._options.ports_file, json.dumps(ports))
 
     def _not_ready(self) -> list[str]:
         reasons = [f"{p.name}: {reason}" for p in self._config.plugins if (reason := p.not_ready()) is not None]
@@ -327,6 +325,15 @@ class ExchangeMaker:
     def __call__(self, stream: Stream) -> Exchange:
         loop = asyncio.get_running_loop()
         return Exchange(stream, self._director, self._options, clock=time.monotonic, call_later=loop.call_later)
+
+
+def _write_in_one_step(file: str, text: str) -> None:
+    temporary = f"{file}.{os.getpid()}"
+    try:
+        Path(temporary).write_text(text)
+        os.replace(temporary, file)
+    except OSError as error:
+        raise Problem(f"{file}: cannot be written (--ports-file): {error.strerror}") from error
 
 
 def _report_failure(task: asyncio.Task[None]) -> None:

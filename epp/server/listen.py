@@ -91,4 +91,6 @@ Address = TcpAddress | UnixAddress
 def reason_of(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return "another process listens there"
+    if isinstance(error, socket.gaierror):  # its numbers are not those of the system
+        return error.strerror or "no such host"
     return os.strerror(error.errno) if error.errno else str(error)

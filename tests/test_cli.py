@@ -1,0 +1,300 @@
+"""The command line: what it teaches, and that every mistake is one clear line, exit code 2 and no traceback."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from epp import __version__
+from epp.cli import main
+from epp.server.tls import self_signed_now
+
+pytestmark = pytest.mark.timeout(30)
+
+ENDPOINTS = ["--endpoints", "127.0.0.1:1"]
+FREE_PORTS = ["--host", "127.0.0.1", "--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
+SERVE = ["serve", *ENDPOINTS, *FREE_PORTS]
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[None]:
+    """`serve` sets up logging for its process, which here is ours."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str, lines: int = 1) -> str:
+    """What is said on stderr of arguments that cannot work."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    said = [line for line in captured.err.splitlines() if not line.startswith('{"time"')]  # the log is there too
+    assert len(said) == lines, captured.err
+    assert "Traceback" not in captured.err
+    return "\n".join(said)
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is printed by arguments that work."""
+    try:
+        code = main(arguments)
+    except SystemExit as exit_:  # how argparse ends --help and --version
+        code = int(exit_.code or 0)
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "")
+    return captured.out
+
+
+# --- what it teaches ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["serve", "check", "demo", "EndpointPickerConfig", "epp COMMAND --help"]),
+        (
+            ["serve"],
+            ["--endpoints", "--config-file", "--grpc-port", "9002", "9003", "9090", "--cert-path", "--drain-timeout"],
+        ),
+        (["check"], ["--config-file", "--config-text", "Exit code"]),
+        (["demo"], ["--serve", "--servers", "--requests"]),
+    ],
+)
+def test_help_names_what_one_needs(capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]) -> None:
+    text = output(capsys, *arguments, "--help")
+    assert [word for word in words if word not in text] == []
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert output(capsys, "--version") == f"headroom-epp {__version__}\n"
+
+
+def test_check_prints_the_pipeline_that_a_configuration_makes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    built_in = output(capsys, "check")
+    assert all(name in built_in for name in ("queue-scorer", "prefix-cache-scorer", "max-score-picker", "default"))
+    config = "{apiVersion: llm-d.ai/v1alpha1, kind: EndpointPickerConfig, plugins: [{type: random-picker}]}"
+    file = tmp_path / "c.yaml"
+    file.write_text(config)
+    from_file = output(capsys, "check", "--config-file", str(file))
+    assert "random-picker" in from_file
+    assert "queue-scorer" not in from_file
+    assert output(capsys, "check", "--config-text", config).splitlines()[1:] == from_file.splitlines()[1:]
+
+
+# --- flags --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["COMMAND"]),
+        (["sevre"], ["sevre", "serve"]),
+        ([*SERVE, "--no-such-flag"], ["--no-such-flag", "epp"]),
+        ([*SERVE, "--grpc-p", "1"], ["--grpc-p"]),  # never a guess
+        ([*SERVE, "--grpc-port", "70000"], ["--grpc-port", "70000", "65535"]),
+        ([*SERVE, "--grpc-port", "x"], ["--grpc-port", "'x'"]),
+        ([*SERVE, "--drain-timeout", "soon"], ["--drain-timeout", "200ms"]),
+        ([*SERVE, "--drain-timeout=-1s"], ["--drain-timeout", "negative"]),
+        ([*SERVE, "--max-request-body", "much"], ["--max-request-body"]),
+        ([*SERVE, "--secure-serving=maybe"], ["--secure-serving", "'maybe'"]),
+        ([*SERVE, "--objective", "batch"], ["--objective", "NAME=PRIORITY"]),
+        ([*SERVE, "--objective", "=1"], ["--objective", "NAME=PRIORITY"]),
+        ([*SERVE, "--seed", "x"], ["--seed"]),
+        ([*SERVE, "--config-file", "a", "--config-text", "b"], ["--config-text", "--config-file"]),
+        (["check", "--config-file", "a", "--config-text", "b"], ["--config-text", "--config-file"]),
+        ([*SERVE, "--pool-namespace", "x"], ["--pool-namespace", "Kubernetes", "--endpoints"]),
+        ([*SERVE, "--tracing"], ["--tracing", "--tracing=false"]),
+        ([*SERVE, "--tracing=true"], ["--tracing", "--tracing=false"]),
+        ([*SERVE, "--metrics-cert-dir", "x"], ["--metrics-cert-dir"]),
+        (["demo", "--servers", "many"], ["--servers"]),
+        (["demo", "--servers", "0"], ["--servers"]),
+        (["demo", "--requests", "-1"], ["--requests"]),
+    ],
+)
+def test_a_bad_flag_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]) -> None:
+    said = complaint(capsys, *arguments)
+    assert [word for word in words if word not in said] == []
+
+
+# --- the pool -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "words"),
+    [
+        ("", ["no endpoints"]),
+        ("10.0.0.1", ["10.0.0.1", "port"]),
+        ("10.0.0.1:8000,", ["entry 2", "comma"]),
+        ("http://10.0.0.1:8000", ["URL", "host:port"]),
+        ("10.0.0.1:99999", ["entry 1"]),
+        ("10.0.0.1:8000,10.0.0.1:8000", ["twice"]),
+    ],
+)
+def test_bad_endpoints_are_one_line(capsys: pytest.CaptureFixture[str], endpoints: str, words: list[str]) -> None:
+    said = complaint(capsys, "serve", *FREE_PORTS, "--endpoints", endpoints)
+    assert said.startswith("--endpoints")
+    assert [word for word in words if word not in said] == []
+
+
+def test_a_pool_must_come_from_somewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(capsys, "serve", *FREE_PORTS)
+    assert "--endpoints" in said
+    assert "file-discovery" in said
+
+
+def discovering(tmp_path: Path, endpoints: str | None) -> list[str]:
+    """Flags for a pool that a file names."""
+    file = tmp_path / "endpoints.yaml"
+    if endpoints is not None:
+        file.write_text(endpoints)
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"""
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: queue-scorer
+- type: file-discovery
+  parameters: {{path: {file}}}
+dataLayer:
+  discovery: {{pluginRef: file-discovery}}
+"""
+    )
+    return ["serve", *FREE_PORTS, "--config-file", str(config)]
+
+
+@pytest.mark.parametrize("endpoints", [None, "endpoints: [{name: a", "endpoints: [{name: a, address: x, port: 0}]"])
+def test_a_bad_endpoints_file_is_one_line_that_names_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, endpoints: str | None
+) -> None:
+    assert "endpoints.yaml" in complaint(capsys, *discovering(tmp_path, endpoints))
+
+
+def test_two_pools_are_one_too_many(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    said = complaint(capsys, *discovering(tmp_path, "endpoints: []"), *ENDPOINTS)
+    assert "--endpoints" in said
+    assert "remove one" in said
+
+
+# --- the configuration --------------------------------------------------------------------------------------------
+
+HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+
+
+@pytest.mark.parametrize("command", [["check"], SERVE])
+@pytest.mark.parametrize(
+    ("text", "words", "lines"),
+    [
+        ("plugins: [", ["c.yaml"], 1),
+        (HEAD + "plugins: [{type: qeue-scorer}]", ["c.yaml", "qeue-scorer", "queue-scorer"], 1),
+        (HEAD + "pluginz: []", ["c.yaml", "pluginz", "plugins"], 1),
+        (HEAD + "plugins:\n- type: nope-a\n- type: nope-b\n", ["nope-a", "nope-b", ":4", ":5"], 2),
+    ],
+)
+def test_a_bad_configuration_is_a_line_per_mistake(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str], text: str, words: list[str], lines: int
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    said = complaint(capsys, *command, "--config-file", str(file), lines=lines)
+    assert [word for word in words if word not in said] == []
+
+
+@pytest.mark.parametrize("command", [["check"], SERVE])
+@pytest.mark.parametrize("kind", ["missing", "a directory", "not text"])
+def test_a_configuration_that_cannot_be_read_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str], kind: str
+) -> None:
+    file = tmp_path / "c.yaml"
+    if kind == "a directory":
+        file.mkdir()
+    elif kind == "not text":
+        file.write_bytes(b"\xff\xfe\x00")
+    said = complaint(capsys, *command, "--config-file", str(file))
+    assert said.startswith(str(file))
+    assert "--config-file" in said
+
+
+# --- certificate, ports, socket, files ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reload", ["false", "true"])
+@pytest.mark.parametrize("kind", ["missing directory", "empty directory", "no certificate", "other key"])
+def test_a_certificate_that_cannot_be_used_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str, reload: str
+) -> None:
+    folder = tmp_path / "tls"
+    if kind != "missing directory":
+        folder.mkdir()
+    if kind in ("no certificate", "other key"):
+        pair, other = self_signed_now(), self_signed_now()
+        (folder / "tls.crt").write_bytes(b"nonsense" if kind == "no certificate" else other.certificate)
+        (folder / "tls.key").write_bytes(pair.key)
+    said = complaint(capsys, *SERVE, "--cert-path", str(folder), f"--enable-cert-reload={reload}")
+    assert str(folder) in said
+
+
+@pytest.mark.parametrize("flag", ["--grpc-port", "--grpc-health-port", "--metrics-port"])
+def test_a_port_in_use_is_one_line_that_names_port_and_flag(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = complaint(capsys, *SERVE, flag, port)
+    assert port in said
+    assert f"({flag})" in said
+
+
+def test_an_address_that_is_not_ours_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        said = complaint(capsys, *SERVE, "--host", host)
+        assert host in said
+        assert "Unknown error" not in said
+
+
+def test_what_is_in_the_way_of_the_socket_is_one_line_and_stays(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "epp.sock"
+    file.write_text("precious")
+    assert "--grpc-socket" in complaint(capsys, *SERVE, "--grpc-socket", str(file))
+    assert file.read_text() == "precious"
+    assert "--grpc-socket" in complaint(capsys, *SERVE, "--grpc-socket", str(tmp_path / "nowhere" / "epp.sock"))
+
+
+def test_a_ports_file_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "nowhere" / "ports.json"
+    said = complaint(capsys, *SERVE, "--ports-file", str(file))
+    assert "--ports-file" in said
+    assert str(file) in said
+
+
+# --- the process --------------------------------------------------------------------------------------------------
+
+
+def test_as_a_process_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    """The whole way once: flags of llm-d that change nothing here, ports told, Ctrl-C, exit code 0, no traceback."""
+    ports = tmp_path / "ports.json"
+    command = [sys.executable, "-m", "epp.cli", *SERVE, "--secure-serving=false", "--ports-file", str(ports)]
+    command += ["--grpc-socket", str(tmp_path / "epp.sock"), "--tracing=false", "--zap-devel", "--health-checking=true"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+    ) as epp:
+        deadline_s = time.monotonic() + 30
+        while not ports.exists() and epp.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        epp.send_signal(signal.SIGINT)
+        _, said = epp.communicate(timeout=30)
+    assert ports.exists(), said
+    assert epp.returncode == 0
+    assert "Traceback" not in said
