@@ -125,7 +125,10 @@ class Conversation:
         if message.side is Side.REQUEST and not self._routed:
             self._gathering.note(message)
         direction = self._request if message.side is Side.REQUEST else self._response
+        is_first = direction.state is State.START
         action = direction.advance(message.kind)
+        if is_first and message.side is Side.RESPONSE:
+            self._begin_response(message, step)
         self._PERFORM[action](self, message, step)
         if self._response.state is State.DONE:
             self._end(step.events, self._delivered())
@@ -244,13 +247,6 @@ class Conversation:
             self._await_decision(request, step)
 
     def _start_response(self, message: Message, step: Step) -> None:
-        if self._request.state is not State.START and not self._routed:
-            # Envoy answers the client itself, say for a request that took too long to come. There is nothing left to
-            # decide, but the response still runs through us.
-            self._ready = None
-            self._request.drop()
-            self._observe = False
-            self._end(step.events, EndCause.CLIENT_GONE)
         headers, status = message.headers or Headers(()), message.status()
         self._by_envoy = status in _GATEWAY_ERRORS and _SERVER_TIME not in headers
         end = message.kind is Kind.HEADERS_END
@@ -302,6 +298,18 @@ class Conversation:
     @property
     def _observing(self) -> bool:
         return self._modes is not None and self._modes.observing
+
+    def _begin_response(self, message: Message, step: Step) -> None:
+        """A response's first part is here: its headers, or what follows them if Envoy does not show those."""
+        if message.headers is None:
+            self._rewrite = None  # the content-length among them could not be changed
+        if self._request.state is not State.START and not self._routed:
+            # Envoy answers the client itself, say for a request that took too long to come. There is nothing left to
+            # decide, but the response still runs through us.
+            self._ready = None
+            self._request.drop()
+            self._observe = False
+            self._end(step.events, EndCause.CLIENT_GONE)
 
     def _mode(self, side: Side) -> BodyMode:
         assert self._modes is not None  # known before any action

@@ -16,6 +16,9 @@ What shapes the rows, mode by mode:
 
 Trailers, when they are shown, end the direction; then no part before them carries the end of the stream.
 
+Envoy may be told not to show the response's headers; outside of FULL_DUPLEX_STREAMED its body or trailers then come
+first. Such a response is answered, and nothing is learnt from it but its end.
+
 The table knows nothing of *when* an answer is given. While the owner has not yet answered (`route`, `respond`), replies
 to later parts of that direction are held back in order; see `conversation`.
 
@@ -129,6 +132,9 @@ _RESPONSE_FULL_DUPLEX: Rows = {
 _RESPONSE_BUFFERED: Rows = {
     (State.START, Kind.HEADERS): (Action.STARTED, State.RELAYING),
     (State.START, Kind.HEADERS_END): (Action.STARTED, State.DONE),
+    (State.START, Kind.BODY): (Action.PASS_WHOLE, State.UNSEEN),
+    (State.START, Kind.BODY_END): (Action.PASS_WHOLE, State.DONE),
+    (State.START, Kind.TRAILERS): (Action.ACK, State.DONE),
     (State.RELAYING, Kind.BODY): (Action.PASS_WHOLE, State.UNSEEN),
     (State.RELAYING, Kind.BODY_END): (Action.PASS_WHOLE, State.DONE),
     (State.RELAYING, Kind.TRAILERS): (Action.ACK, State.DONE),
@@ -138,6 +144,9 @@ _RESPONSE_BUFFERED: Rows = {
 _RESPONSE_STREAMED: Rows = {
     (State.START, Kind.HEADERS): (Action.STARTED, State.RELAYING),
     (State.START, Kind.HEADERS_END): (Action.STARTED, State.DONE),
+    (State.START, Kind.BODY): (Action.PASS_CHUNK, State.RELAYING),
+    (State.START, Kind.BODY_END): (Action.PASS_CHUNK, State.DONE),
+    (State.START, Kind.TRAILERS): (Action.ACK, State.DONE),
     (State.RELAYING, Kind.BODY): (Action.PASS_CHUNK, State.RELAYING),
     (State.RELAYING, Kind.BODY_END): (Action.PASS_CHUNK, State.DONE),
     (State.RELAYING, Kind.TRAILERS): (Action.ACK, State.DONE),
@@ -146,6 +155,7 @@ _RESPONSE_STREAMED: Rows = {
 _RESPONSE_NONE: Rows = {
     (State.START, Kind.HEADERS): (Action.STARTED, State.UNSEEN),
     (State.START, Kind.HEADERS_END): (Action.STARTED, State.DONE),
+    (State.START, Kind.TRAILERS): (Action.ACK, State.DONE),
     (State.UNSEEN, Kind.TRAILERS): (Action.ACK, State.DONE),
 }
 
@@ -160,7 +170,11 @@ REQUEST: Mapping[BodyMode, Rows] = {
 RESPONSE: Mapping[BodyMode, Rows] = {
     BodyMode.FULL_DUPLEX_STREAMED: _RESPONSE_FULL_DUPLEX,
     BodyMode.BUFFERED: _RESPONSE_BUFFERED,
-    BodyMode.BUFFERED_PARTIAL: {**_RESPONSE_BUFFERED, (State.RELAYING, Kind.BODY): (Action.PASS_CUT, State.UNSEEN)},
+    BodyMode.BUFFERED_PARTIAL: {
+        **_RESPONSE_BUFFERED,
+        (State.START, Kind.BODY): (Action.PASS_CUT, State.UNSEEN),
+        (State.RELAYING, Kind.BODY): (Action.PASS_CUT, State.UNSEEN),
+    },
     BodyMode.STREAMED: _RESPONSE_STREAMED,
     BodyMode.NONE: _RESPONSE_NONE,
 }

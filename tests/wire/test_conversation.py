@@ -749,6 +749,15 @@ def test_what_cannot_come_in_this_order_is_a_protocol_error(messages):
     assert conversation.closed(broken=True) == [Ended(EndCause.LOST)]
 
 
+@pytest.mark.parametrize("mode", [STREAMED, BUFFERED, PARTIAL])
+def test_a_response_whose_headers_are_not_shown_passes_untouched(mode):
+    conversation = routed((FDS, mode), Route("a:1", rewrite_response=lambda data, end: b"longer than it was"))
+    step = conversation.receive(message("response_body", body=b"x", end=True))
+    (reply,) = replies(step.replies)
+    assert reply == envoy.ProcessingResponse(response_body=envoy.BodyResponse())
+    assert step.events[-1] == Ended(EndCause.NATURAL)
+
+
 def test_an_answer_to_nothing_is_the_owners_mistake():
     conversation, _ = started(end=False)
     with pytest.raises(RuntimeError):
