@@ -21,6 +21,15 @@ pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("envoy_binary")]
 STREAM = b"".join(CHUNKS)
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
 DESTINATION = "x-gateway-destination-endpoint"
+# What a client could steer a request with, or the sidecar of a model server.
+STEERING = {
+    DESTINATION,
+    "x-prefiller-host-port",
+    "x-encoder-hosts-ports",
+    "x-data-parallel-host-port",
+    "x-data-parallel-rank",
+    "x-kv-cache-source-host-port",
+}
 
 
 @dataclass
@@ -276,6 +285,13 @@ async def test_recommended_fails_open_when_the_picker_is_down(method: str) -> No
             async with r.ask(method) as response:
                 assert response.status == 200
         assert sum(r.asked) == 20
+
+
+async def test_recommended_lets_no_client_steer_while_it_fails_open() -> None:
+    async with ScriptedServer() as stranger, rig("recommended", picker_up=False) as r:
+        async with r.ask(headers=dict.fromkeys(STEERING, stranger.address)) as response:
+            assert (await response.json())["server"] == r.servers[0].address
+        assert STEERING.isdisjoint(name.lower() for name in r.servers[0].headers[0])
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

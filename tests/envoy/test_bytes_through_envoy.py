@@ -138,6 +138,19 @@ async def test_any_path_and_body_is_routed(stack: Stack, client: aiohttp.ClientS
     assert arrived(stack, marker).body == body
 
 
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "PUT", "DELETE", "GET"])
+@pytest.mark.parametrize("body", [None, b'{"a":  1}'])
+async def test_any_method_is_routed_with_a_body_and_without(
+    stack: Stack, client: aiohttp.ClientSession, method: str, body: bytes | None
+) -> None:
+    marker = uuid.uuid4().hex
+    async with client.request(method, "/v1/models", data=body, headers={MARKER: marker}) as response:
+        assert SERVER_HEADER in response.headers
+        await response.read()
+    recorded = arrived(stack, marker)
+    assert (recorded.method, recorded.body) == (method, body or b"")
+
+
 async def test_request_trailers_do_no_harm(stack: Stack) -> None:
     marker, body = uuid.uuid4().hex, body_of()
     head = (
