@@ -49,6 +49,91 @@ schedulingProfiles:
   - pluginRef: prefix-cache-scorer
     weight: 3
 """,
+    "chart default with the latency predictor": """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: queue-scorer
+- type: kv-cache-utilization-scorer
+- type: prefix-cache-scorer
+- type: metrics-data-source
+  parameters:
+    scheme: "http"
+    path: "/metrics"
+    insecureSkipVerify: true
+- type: core-metrics-extractor
+- type: predicted-latency-producer
+- type: prefix-cache-affinity-filter
+  name: strict-affinity-filter
+  parameters:
+    affinityThreshold: 0.99
+    ttftSource: latencyPredictor
+    maxTTFTPenaltyMs: 5000
+- type: prefix-cache-affinity-filter
+  name: loose-affinity-filter
+  parameters:
+    affinityThreshold: 0.80
+    ttftSource: latencyPredictor
+    maxTTFTPenaltyMs: 5000
+- type: latency-scorer
+- type: weighted-random-picker
+- type: slo-headroom-tier-filter
+- type: latency-slo-admitter
+schedulingProfiles:
+- name: default
+  plugins:
+  - pluginRef: predicted-latency-producer
+  - pluginRef: strict-affinity-filter
+  - pluginRef: slo-headroom-tier-filter
+  - pluginRef: loose-affinity-filter
+  - pluginRef: latency-scorer
+  - pluginRef: weighted-random-picker
+""",
+    "every parameter of the latency chain": """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: predicted-latency-producer
+  parameters:
+    samplingMean: 1000
+    maxDecodeTokenSamplesForPrediction: 0
+    sloBufferFactor: 1
+    contextTTL: 300000000000
+    streamingMode: true
+    endpointRoleLabel: llm-d.ai/role
+    predictInProduce: true
+    prefixMatchInfoProducerName: approx-prefix-cache-producer
+    inFlightLoadProducerName: inflight-load-producer
+    useEncoderCacheFeatures: false
+    encoderCacheMatchInfoProducerName: ""
+- type: prefix-cache-affinity-filter
+  parameters: {affinityThreshold: 1, explorationProbability: 0, maxTTFTPenaltyMs: 0, peakPrefillThroughput: 15928}
+- type: slo-headroom-tier-filter
+  parameters: {epsilonExploreNeg: 0.01, latencyPredictionInfoProducerName: predicted-latency-producer}
+- type: latency-scorer
+  parameters:
+    ttftWeight: 0.8
+    tpotWeight: 0.2
+    headroomSelectionStrategy: least
+    compositeKVWeight: 1
+    compositeQueueWeight: 1
+    compositePrefixWeight: 1
+    latencyPredictionInfoProducerName: predicted-latency-producer
+    prefixMatchInfoProducerName: approx-prefix-cache-producer
+- type: latency-slo-admitter
+  parameters: {latencyPredictionInfoProducerName: predicted-latency-producer}
+- type: probabilistic-admitter
+  parameters: {queueDepthThreshold: 5, kvCacheUtilThreshold: 0.8, power: 5, k: 300}
+- type: weighted-random-picker
+  parameters: {maxNumOfEndpoints: 2}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: prefix-cache-affinity-filter}
+  - {pluginRef: slo-headroom-tier-filter}
+  - {pluginRef: latency-scorer, weight: 1}
+  - {pluginRef: weighted-random-picker}
+""",
     "optimized baseline": """
 apiVersion: inference.networking.x-k8s.io/v1alpha1
 kind: EndpointPickerConfig
@@ -268,3 +353,27 @@ def test_every_plugin_refuses_a_parameter_or_says_that_it_ignores_it(registry: R
         except ConfigError as error:
             remarks = error.problems
         assert "plugins[0].parameters.noSuchParameter" in [remark.path for remark in remarks], type_name
+
+
+def test_the_latency_chain_brings_the_producers_it_reads_from(registry: Registry) -> None:
+    text = SAMPLES["chart default with the latency predictor"]
+    resolved = load_config(text, filename="f", registry=registry, services=Services(Ledger()))
+    assert {"token-producer", "approx-prefix-cache-producer", "inflight-load-producer"} <= resolved.injected
+    profile = resolved.profiles[0]
+    assert [f.name for f in profile.filters] == [
+        "strict-affinity-filter",
+        "slo-headroom-tier-filter",
+        "loose-affinity-filter",
+    ]
+    assert [(scorer.name, weight) for scorer, weight in profile.scorers] == [("latency-scorer", 1.0)]
+    assert profile.picker.name == "weighted-random-picker"
+
+
+@pytest.mark.parametrize("parameter", ["samplingMean: 1", "contextTTL: 5m", "useEncoderCacheFeatures: true"])
+def test_what_the_latency_producer_ignores_is_said(parameter: str, registry: Registry) -> None:
+    text = (
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+        f"plugins: [{{type: predicted-latency-producer, parameters: {{{parameter}}}}}]"
+    )
+    notices = load_config(text, filename="f", registry=registry, services=Services(Ledger())).notices
+    assert any(n.path.endswith(parameter.partition(":")[0]) and "Ignored" in n.message for n in notices)
