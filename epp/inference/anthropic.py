@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from epp.inference.prompt import PromptBuilder
+from epp.inference.prompt import PromptBuilder, entries
 from epp.inference.request import Prompt
 
 # Claude Code puts a line that changes with every request at the head of its system blocks. Servers drop it, and so
@@ -14,8 +14,7 @@ def messages(body: Mapping[str, object]) -> tuple[Prompt, ...]:
     prompt = PromptBuilder()
     prompt.json(body.get("tools"))
     prompt.content(_without_billing(body.get("system")))
-    entries = body.get("messages")
-    for message in entries if isinstance(entries, list) else ():
+    for message in entries(body.get("messages")):
         if isinstance(message, dict):
             prompt.text(message.get("role"))
             prompt.content(message.get("content"))
@@ -26,7 +25,7 @@ def messages(body: Mapping[str, object]) -> tuple[Prompt, ...]:
 
 def _without_billing(system: object) -> object:
     if isinstance(system, list):
-        return [block for block in system if not _is_billing(block)]
+        return [block for block in entries(system) if not _is_billing(block)]
     return system
 
 

@@ -6,7 +6,7 @@ from xxhash import xxh64_intdigest
 
 from epp.inference.jsonbytes import utf8
 from epp.inference.media import media
-from epp.inference.prompt import pack_tokens, string_of, text_or_tokens
+from epp.inference.prompt import entries, pack_tokens, string_of, text_or_tokens
 from epp.inference.request import Media, MediaKind, Prompt
 
 _SGLANG_MEDIA = (
@@ -37,23 +37,26 @@ def _with_media(packed: bytes, features: Mapping[str, object]) -> bytes:
     if not isinstance(hashes, dict) or not isinstance(placeholders, dict):
         return packed
     tokens = bytearray(packed)
+    room = len(packed) // 4  # placeholders do not overlap; spans that all claim the whole prompt must not cost its square
     for modality, names in hashes.items():
         ranges = placeholders.get(modality)
         if not isinstance(names, list) or not isinstance(ranges, list):
             continue
-        for name, span in zip(names, ranges, strict=False):
+        for name, span in zip(entries(names), entries(ranges), strict=False):
             if isinstance(name, str) and isinstance(span, dict):
-                _overwrite(tokens, span.get("offset"), span.get("length"), name)
+                room -= _overwrite(tokens, span.get("offset"), span.get("length"), name, room)
     return bytes(tokens)
 
 
-def _overwrite(tokens: bytearray, offset: object, length: object, name: str) -> None:
+def _overwrite(tokens: bytearray, offset: object, length: object, name: str, room: int) -> int:
+    """At most `room` tokens; returns how many."""
     count = len(tokens) // 4
     if not isinstance(offset, int) or not isinstance(length, int) or not 0 <= offset < count:
-        return
-    length = min(max(length, 0), count - offset)
+        return 0
+    length = min(max(length, 0), count - offset, room)
     one = (xxh64_intdigest(utf8(name)) & 0xFFFFFFFF).to_bytes(4, "little")
     tokens[4 * offset : 4 * (offset + length)] = one * length
+    return length
 
 
 def sglang_generate(body: Mapping[str, object]) -> tuple[Prompt, ...]:
@@ -69,8 +72,8 @@ def sglang_generate(body: Mapping[str, object]) -> tuple[Prompt, ...]:
 def _sglang_media(body: Mapping[str, object]) -> Sequence[Media]:
     found: list[Media] = []
     for key, kind in _SGLANG_MEDIA:
-        entries = body.get(key)
-        for entry in entries if isinstance(entries, list) else [entries]:
+        value = body.get(key)
+        for entry in entries(value) if isinstance(value, list) else (value,):
             reference = entry.get("url") if isinstance(entry, dict) else entry
             if isinstance(reference, str):
                 medium = media(kind, reference, inline=len(reference) > _LONGEST_REFERENCE_CHARS)

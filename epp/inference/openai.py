@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from epp.inference.prompt import PromptBuilder, text_or_tokens
+from epp.inference.prompt import PromptBuilder, entries, text_or_tokens
 from epp.inference.request import Prompt
 
 # What an item of the Responses API can show to a template: messages, calls and their results, reasoning summaries.
@@ -20,8 +20,7 @@ def chat(body: Mapping[str, object]) -> tuple[Prompt, ...]:
     prompt.json(body.get("tools"))
     prompt.json(body.get("functions"))
     prompt.json(body.get("documents"))
-    messages = body.get("messages")
-    for message in messages if isinstance(messages, list) else ():
+    for message in entries(body.get("messages")):
         if not isinstance(message, dict):
             prompt.content(message)
             continue
@@ -67,7 +66,7 @@ def _items(prompt: PromptBuilder, items: object) -> None:
     if not isinstance(items, list):
         prompt.content(items)
         return
-    for item in items:
+    for item in entries(items):
         if not isinstance(item, dict) or not any(item.get(key) for key in (*_ITEM_TEXTS, *_ITEM_CONTENTS)):
             prompt.content(item)
             continue

@@ -3,6 +3,10 @@
 What is built is not the engine's exact rendering, which only the engine knows. It has two properties that matter:
 equal prompts give equal parts, and prompts that share a beginning there share one here. So only what a template can
 see goes in, text without separators, tools and tool calls as JSON in the client's order of keys.
+
+Text costs next to nothing per byte, but every entry of a list costs a step of Python. A body may hold millions of them
+and must not hold up everybody else, so beyond `MAX_ENTRIES` a prompt, or a batch of prompts, is read no further. What
+was read is still a beginning that others may share.
 """
 
 import struct
@@ -14,6 +18,8 @@ from epp.inference.jsonbytes import dumps, utf8
 from epp.inference.media import media_in
 from epp.inference.request import Media, Prompt
 
+MAX_ENTRIES = 10_000  # messages of a conversation, blocks in all of its messages, prompts of a batch
+
 _TEXT_KEYS = ("text", "thinking", "refusal")
 _TEXT_TYPES = ("text", "input_text", "output_text", "summary_text", "thinking", "refusal")
 
@@ -21,11 +27,12 @@ _TEXT_TYPES = ("text", "input_text", "output_text", "summary_text", "thinking", 
 class PromptBuilder:
     """Collects the parts of one prompt. Whatever has an unexpected shape is skipped or hashed, never an error."""
 
-    __slots__ = ("_parts", "_run")
+    __slots__ = ("_blocks_left", "_parts", "_run")
 
     def __init__(self) -> None:
         self._parts: list[bytes | Media] = []
         self._run: list[bytes] = []  # text since the last medium
+        self._blocks_left = MAX_ENTRIES
 
     def text(self, value: object) -> None:
         """Add a string; anything else is nothing."""
@@ -52,14 +59,15 @@ class PromptBuilder:
         if isinstance(value, str):
             self.text(value)
         elif isinstance(value, list):
-            for block in value:
+            for block in value[: self._blocks_left]:
                 self._block(block, nested)
         else:
             self._block(value, nested)
 
     def _block(self, block: object, nested: bool) -> None:
-        if block is None:
+        if block is None or self._blocks_left <= 0:
             return
+        self._blocks_left -= 1
         if isinstance(block, str):
             self.text(block)
             return
@@ -95,6 +103,11 @@ class PromptBuilder:
         return (Prompt(tuple(self._parts)),) if self._parts else ()
 
 
+def entries(value: object) -> Sequence[object]:
+    """A list as far as it is read; nothing if it is no list."""
+    return value[:MAX_ENTRIES] if isinstance(value, list) else ()
+
+
 def text_or_tokens(value: object) -> tuple[Prompt, ...]:
     """Prompts from a string, a list of strings, token ids, or a list of any of these; what is neither is skipped."""
     if isinstance(value, str):
@@ -104,7 +117,7 @@ def text_or_tokens(value: object) -> tuple[Prompt, ...]:
     if isinstance(value[0], int):
         return token_prompt(value)
     prompts: list[Prompt] = []
-    for entry in value:
+    for entry in entries(value):
         if isinstance(entry, str):
             prompts += text_or_tokens(entry)
         elif isinstance(entry, list):
