@@ -1,82 +1,19 @@
-"""What our bootstraps promise, on the real Envoy, with a picker that knows one answer and servers that do as told."""
+"""What our bootstraps promise while the picker answers: where a request goes, and what the picker is shown."""
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 from recording_picker import RecordingPicker
+from rig import DESTINATION, STREAM, rig
 from scripted_server import CHUNKS, ScriptedServer, closed_address
 
 from epp.sim.bootstraps import find_bootstrap, render_bootstrap, write_eds
 from epp.sim.envoyproxy import EnvoyProxy
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("envoy_binary")]
-
-STREAM = b"".join(CHUNKS)
-DROPPED_REASON = "x-llm-d-request-dropped-reason"
-DESTINATION = "x-gateway-destination-endpoint"
-# What a client could steer a request with, or the sidecar of a model server.
-STEERING = {
-    DESTINATION,
-    "x-prefiller-host-port",
-    "x-encoder-hosts-ports",
-    "x-data-parallel-host-port",
-    "x-data-parallel-rank",
-    "x-kv-cache-source-host-port",
-}
-
-
-@dataclass
-class Rig:
-    """Envoy between a client, a recording picker and scripted servers; the picker's answer is all of them, in order."""
-
-    envoy: EnvoyProxy
-    client: aiohttp.ClientSession
-    picker: RecordingPicker
-    servers: list[ScriptedServer]
-
-    def ask(self, method: str = "POST", **options: Any) -> "aiohttp.client._RequestContextManager":
-        data = b'{"prompt": "x"}' if method == "POST" else None
-        return self.client.request(method, f"{self.envoy.url}/v1/completions", **{"data": data, **options})
-
-    @property
-    def asked(self) -> list[int]:
-        return [server.requests for server in self.servers]
-
-
-@asynccontextmanager
-async def rig(
-    bootstrap: str, behaviours: Sequence[str] = ("good",), *, picker_up: bool = True, **options: Any
-) -> AsyncIterator[Rig]:
-    async with AsyncExitStack() as stack:
-        servers = [await stack.enter_async_context(ScriptedServer(behaviour)) for behaviour in behaviours]
-        addresses = [server.address for server in servers]
-        picker = await stack.enter_async_context(RecordingPicker(",".join(addresses)))
-        if not picker_up:
-            await picker.die()
-        config = render_bootstrap(
-            bootstrap, epp_address=picker.address, epp_tls=False, **{"endpoints": addresses, **options}
-        )
-        envoy = await stack.enter_async_context(EnvoyProxy(config))
-        client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)))
-        yield Rig(envoy, client, picker, servers)
-
-
-async def is_told_in_json(response: aiohttp.ClientResponse, status: int, reason: str) -> None:
-    """An error of Envoy's own, in a shape that clients of either API understand."""
-    assert (response.status, response.content_type) == (status, "application/json")
-    assert response.headers.getall(DROPPED_REASON) == [reason]
-    told = await response.json()
-    assert told["type"] == "error"
-    assert told["error"]["code"] == status
-    assert told["error"]["type"]
-    assert told["error"]["message"]
 
 
 @pytest.mark.parametrize("bootstrap", ["recommended", "gateway"])
@@ -158,11 +95,21 @@ async def test_an_address_outside_the_pool_is_never_reached() -> None:
         assert stranger.requests == 0
 
 
+# What a client could steer a request with, or the sidecar of a model server.
+STEERING = (
+    DESTINATION,
+    "x-prefiller-host-port",
+    "x-encoder-hosts-ports",
+    "x-data-parallel-host-port",
+    "x-data-parallel-rank",
+    "x-kv-cache-source-host-port",
+)
+
+
 @pytest.mark.parametrize("picker_up", [True, False])
 async def test_a_client_cannot_steer(picker_up: bool) -> None:
     async with rig("recommended", picker_up=picker_up) as r:
-        spoofed = {DESTINATION: "10.9.9.9:1", "x-prefiller-host-port": "10.9.9.9:1"}
-        async with r.ask(headers=spoofed) as response:
+        async with r.ask(headers=dict.fromkeys(STEERING, "10.9.9.9:1")) as response:
             assert response.status == 200
         (seen,) = [headers for server in r.servers for headers in server.headers]
         assert "10.9.9.9:1" not in seen.values()
@@ -197,6 +144,16 @@ async def test_the_picker_may_serve_on_several_addresses() -> None:
         assert len(r.picker.exchanges) + len(second.exchanges) == 4
         assert r.picker.exchanges
         assert second.exchanges
+
+
+async def test_gateway_connects_to_one_address_only_and_to_any() -> None:
+    async with rig("gateway", ["good", "busy"]) as r:
+        async with r.ask() as response:
+            assert response.status == 503  # a list is no address
+        r.picker.destination = r.servers[1].address
+        async with r.ask() as response:
+            assert (response.status, await response.json()) == (503, {"error": "full"})
+        assert r.asked == [0, 1]
 
 
 # --- what the picker is shown -------------------------------------------------------------------------------------
@@ -273,136 +230,3 @@ async def test_a_long_body_can_be_repeated_at_the_next_address() -> None:
         async with r.ask(data=b"x" * 5_000_000) as response:
             assert (await response.json())["bytes"] == 5_000_000
         assert r.asked == [1, 1]
-
-
-# --- when the picker fails ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_recommended_fails_open_when_the_picker_is_down(method: str) -> None:
-    async with rig("recommended", ["good", "good"], picker_up=False, fail_open=True) as r:
-        for _ in range(20):
-            async with r.ask(method) as response:
-                assert response.status == 200
-        assert sum(r.asked) == 20
-
-
-async def test_recommended_lets_no_client_steer_while_it_fails_open() -> None:
-    async with ScriptedServer() as stranger, rig("recommended", picker_up=False) as r:
-        async with r.ask(headers=dict.fromkeys(STEERING, stranger.address)) as response:
-            assert (await response.json())["server"] == r.servers[0].address
-        assert STEERING.isdisjoint(name.lower() for name in r.servers[0].headers[0])
-
-
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_recommended_fails_closed_when_the_picker_is_down(method: str) -> None:
-    async with rig("recommended", picker_up=False, fail_open=False) as r:
-        async with r.ask(method, headers={DESTINATION: r.servers[0].address}) as response:
-            await is_told_in_json(response, 503, "picker-unavailable")
-            assert response.headers["retry-after"] == "1"
-        assert r.asked == [0]
-
-
-@pytest.mark.parametrize("method", ["GET", "POST"])
-@pytest.mark.parametrize("fail_open", [True, False])
-async def test_recommended_does_not_wait_for_a_silent_picker(method: str, fail_open: bool) -> None:
-    async with rig("recommended", fail_open=fail_open, ext_proc={"message_timeout": "0.2s"}) as r:
-        r.picker.silent = True
-        async with r.ask(method) as response:
-            assert response.status == (200 if fail_open else 503)
-
-
-@pytest.mark.parametrize("fail_open", [True, False])
-async def test_recommended_completes_a_response_whose_picker_dies(fail_open: bool) -> None:
-    async with rig("recommended", ["stream"], fail_open=fail_open) as r, r.ask() as response:
-        first = await response.content.readany()
-        await r.picker.die()
-        r.servers[0].go_on.set()
-        assert first + await response.read() == STREAM
-
-
-@pytest.mark.parametrize("fail_open", [True, False])
-async def test_recommended_completes_a_response_whose_picker_falls_silent(fail_open: bool) -> None:
-    options = {"fail_open": fail_open, "ext_proc": {"message_timeout": "0.2s"}}
-    async with rig("recommended", ["stream"], **options) as r, r.ask() as response:
-        first = await response.content.readany()
-        r.picker.silent = True
-        r.servers[0].go_on.set()
-        assert first + await response.read() == STREAM
-
-
-@pytest.mark.parametrize("fail_open", [True, False])
-async def test_gateway_cuts_a_response_whose_picker_dies(fail_open: bool) -> None:
-    async with rig("gateway", ["stream"], fail_open=fail_open) as r, r.ask() as response:
-        await response.content.readany()
-        await r.picker.die()
-        r.servers[0].go_on.set()
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await response.read()
-
-
-@pytest.mark.parametrize(
-    ("fail_open", "method", "status", "reason"),
-    [
-        (False, "GET", 500, "picker-unavailable"),
-        (False, "POST", 500, "picker-unavailable"),
-        (True, "GET", 503, "rejected-no-endpoints"),
-        (True, "POST", 500, "picker-unavailable"),
-    ],
-)
-async def test_gateway_cannot_serve_without_its_picker(fail_open: bool, method: str, status: int, reason: str) -> None:
-    async with rig("gateway", picker_up=False, fail_open=fail_open) as r:
-        async with r.ask(method) as response:
-            await is_told_in_json(response, status, reason)
-        assert r.asked == [0]
-
-
-@pytest.mark.parametrize("fail_open", [True, False])
-async def test_gateway_has_no_timeout_for_a_silent_picker(fail_open: bool) -> None:
-    async with rig("gateway", fail_open=fail_open, ext_proc={"message_timeout": "0.05s"}) as r:
-        r.picker.silent = True
-        with pytest.raises(TimeoutError):
-            await r.ask(timeout=aiohttp.ClientTimeout(total=0.5))
-        assert r.asked == [0]
-
-
-async def test_gateway_lets_a_client_steer_while_it_fails_open() -> None:
-    async with rig("gateway", picker_up=False, fail_open=True) as r:
-        async with r.ask("GET", headers={DESTINATION: r.servers[0].address}) as response:
-            assert response.status == 200
-        assert r.asked == [1]
-
-
-async def test_gateway_connects_to_one_address_only_and_to_any() -> None:
-    async with rig("gateway", ["good", "busy"]) as r:
-        async with r.ask() as response:
-            assert response.status == 503  # a list is no address
-        r.picker.destination = r.servers[1].address
-        async with r.ask() as response:
-            assert (response.status, await response.json()) == (503, {"error": "full"})
-        assert r.asked == [0, 1]
-
-
-# --- Envoy's own errors -------------------------------------------------------------------------------------------
-
-
-async def test_a_body_beyond_the_limit_is_refused_in_json() -> None:
-    async with rig("recommended") as r:
-        async with r.ask(data=b"x" * 33_000_001) as response:
-            await is_told_in_json(response, 413, "rejected-too-large")
-        exchange = await r.picker.wait_for(0)
-        assert exchange.kinds[:2] == ["request_headers", "response_headers"]  # an answer without a request body
-
-
-@pytest.mark.parametrize(("endpoints", "reason"), [([], "rejected-no-endpoints"), (["closed"], "upstream-failed")])
-async def test_an_unreachable_pool_is_told_in_json(endpoints: list[str], reason: str) -> None:
-    addresses = [closed_address() for _ in endpoints]
-    async with rig("recommended", endpoints=addresses) as r, r.ask() as response:
-        await is_told_in_json(response, 503, reason)
-
-
-async def test_gateway_tells_an_unreachable_server_in_json() -> None:
-    async with rig("gateway") as r:
-        r.picker.destination = closed_address()
-        async with r.ask() as response:
-            await is_told_in_json(response, 503, "upstream-failed")
