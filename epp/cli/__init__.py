@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from epp import __version__
 from epp.cli.check import add_check
+from epp.cli.conformance import add_conformance
 from epp.cli.demo import add_demo
 from epp.cli.flags import Parser
 from epp.cli.serve import add_serve
@@ -48,4 +49,5 @@ def _parser() -> argparse.ArgumentParser:
     add_serve(commands)
     add_check(commands)
     add_demo(commands)
+    add_conformance(commands)
     return parser

@@ -40,7 +40,7 @@ def add_bool(group: Any, flag: str, default: bool, what: str) -> None:
 def add_size(group: Any, flag: str, default_bytes: int, what: str) -> None:
     group.add_argument(
         flag,
-        type=_checked(parse_size_bytes),
+        type=size,
         default=default_bytes,
         metavar="SIZE",
         help=f"{what} (default {default_bytes // 2**20}Mi)",
@@ -85,6 +85,11 @@ def _boolean(text: str) -> bool:
     if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
     return value
+
+
+def size(text: str) -> int:
+    """A size in bytes: `32Mi`, `5M`, `1048576`."""
+    return int(_checked(parse_size_bytes)(text))
 
 
 def positive(text: str) -> int:

@@ -1,0 +1,1 @@
+"""The clauses of the protocol, one small function each, by what they are about."""
