@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,8 @@ class Source(Enum):
 class Situation:
     """What is known of a request and of each candidate at the moment of decision. One row per candidate.
 
-    Arrays have one float per candidate; NaN is not known. A row that lacks what a feature needs is still predicted if the
-    model can do without, and is NaN in the prediction if not; it never spoils its neighbours.
+    Arrays have one float per candidate; NaN is not known. A row that lacks what a feature needs is still predicted if
+    the model can do without, and is NaN in the prediction if not; it never spoils its neighbours.
 
     Attributes:
         endpoint_ids: one per row.
@@ -65,12 +66,16 @@ class Estimate:
     """One target's prediction, one float per candidate, in milliseconds; NaN is no prediction.
 
     Attributes:
-        mean_ms: the point prediction.
+        mean_ms: the point prediction: what is as often too high as too low (the geometric mean).
         bound_ms: the calibrated upper bound at the quantile that was asked for; equals `mean_ms` if none was.
+        base_ms: `mean_ms` without the endpoint's own bias, which is learned relative to it.
+        spread: how uncertain each row is relative to the others, as a standard deviation of the logarithm.
     """
 
     mean_ms: FloatArray
     bound_ms: FloatArray
+    base_ms: FloatArray
+    spread: FloatArray
     source: Source
 
 
@@ -79,28 +84,71 @@ class Prediction:
     """What each candidate would take. `features` is what it was made from, and what a sample of it is learned from.
 
     Attributes:
+        endpoint_ids: one per row.
         features: (candidates, features) float32, columns as in `epp.latency.features.FEATURES`.
+        e2e: only when it was asked for.
+        quantile: of the bounds; `None` if there are none.
         model_version: 0 is the prior alone.
     """
 
+    endpoint_ids: Sequence[str]
     features: npt.NDArray[np.float32]
     ttft: Estimate
     tpot: Estimate
     e2e: Estimate | None
+    quantile: float | None
+    model_version: int
+
+    def promise(self, row: int) -> "Promise":
+        """What was said of one candidate: small, and all that has to be kept until its request has ended."""
+        estimates = {Target.TTFT: self.ttft, Target.TPOT: self.tpot}
+        if self.e2e is not None:
+            estimates[Target.E2E] = self.e2e
+        return Promise(
+            features=self.features[row].copy(),
+            targets={
+                target: TargetPromise(
+                    float(e.mean_ms[row]), float(e.bound_ms[row]), float(e.base_ms[row]), float(e.spread[row]), e.source
+                )
+                for target, e in estimates.items()
+                if e.mean_ms[row] == e.mean_ms[row]
+            },
+            quantile=self.quantile,
+            model_version=self.model_version,
+        )
+
+
+class TargetPromise(NamedTuple):
+    """One target of one row; fields as in `Estimate`."""
+
+    mean_ms: float
+    bound_ms: float
+    base_ms: float
+    spread: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One row of a prediction. A target without a prediction is not in `targets`."""
+
+    features: npt.NDArray[np.float32]
+    targets: dict[Target, TargetPromise]
+    quantile: float | None
     model_version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request that really happened: the features of its decision, what was promised, and what came.
+    """One request that really happened: what was promised at its decision, and what came.
 
-    `None`: not observed (an answer that does not stream has no TPOT), or not predicted.
+    Attributes:
+        at_s: when it ended, on the clock that predictions are made with.
+        actual_ms: finite and positive; a target that was not observed (an answer that does not stream has no TPOT) is
+            not in it.
     """
 
     endpoint_id: str
-    features: npt.NDArray[np.float32]
+    promise: Promise
     at_s: float
     actual_ms: dict[Target, float]
-    predicted_ms: dict[Target, float]
-    bound_ms: dict[Target, float]
-    source: Source | None

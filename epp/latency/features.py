@@ -1,0 +1,146 @@
+"""The features: one table, and the one function that turns a situation into numbers.
+
+A prediction and the sample that is later learned from it share one row of this matrix, so there is nothing that could
+be taken at two different times. The table says for every column what it is, where it comes from, and which way physics
+lets it move a latency: a server with more to do is never faster. NaN is not known; the prior law and the trees both
+know what to do with it, except where a target `needs` the column: such a row has no prediction, its neighbours have.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from epp.latency.types import Situation, Target
+
+FeatureMatrix = npt.NDArray[np.float32]
+"""(rows, features), columns as in `FEATURES`."""
+
+_TTFT, _TPOT, _E2E = Target.TTFT, Target.TPOT, Target.E2E
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One column.
+
+    Attributes:
+        source: who knows it: the request, the picker's own ledger, the server's metrics, or columns it is made of.
+        rises: targets that never fall when it grows, all else equal. Said of what the picker itself counts. Of the
+            server's gauges, which are old and move together, the trees may learn otherwise: constraining those too cost
+            5 to 10 % of accuracy in simulated pools.
+        needed_by: targets that cannot be predicted without it. For the others it may be missing.
+    """
+
+    name: str
+    unit: str
+    source: str
+    doc: str
+    rises: frozenset[Target] = frozenset()
+    needed_by: frozenset[Target] = frozenset()
+
+
+_ALL = frozenset(Target)
+
+FEATURES: tuple[Feature, ...] = (
+    Feature("prompt_tokens", "tokens", "request", "length of the prompt"),
+    Feature(
+        "uncached_tokens",
+        "tokens",
+        "request, prefix index",
+        "prompt tokens this server has to prefill; the whole prompt if nothing is known of its cache",
+        frozenset({_TTFT, _E2E}),
+        frozenset({_TTFT}),
+    ),
+    Feature(
+        "prefill_tokens_before", "tokens", "ledger", "uncached tokens sent there that have not led to a token yet", _ALL
+    ),
+    Feature(
+        "prefill_tokens_queued",
+        "tokens",
+        "derived",
+        "`prefill_tokens_before` and `uncached_tokens` together: the prefill until this request's first token",
+        frozenset({_TTFT, _E2E}),
+    ),
+    Feature("waiting_requests", "requests", "metrics", "requests in the server's queue"),
+    Feature("running_requests", "requests", "metrics", "requests in the server's batch"),
+    Feature("in_flight_requests", "requests", "ledger", "requests sent there that have not ended", _ALL),
+    Feature(
+        "active_requests",
+        "requests",
+        "derived",
+        "the larger of `in_flight_requests` (fresh) and waiting and running together (counts what others sent)",
+        _ALL,
+        _ALL,
+    ),
+    Feature("kv_cache_usage_ratio", "0..1", "metrics", "share of the KV cache in use"),
+    Feature("decode_tokens_in_flight", "tokens", "ledger", "context of the requests past their first token"),
+    Feature("max_output_tokens", "tokens", "request", "the client's cap on the answer", frozenset({_E2E})),
+    Feature("is_prefill", "0 or 1", "role label", "the server prefills for others and does not decode"),
+)
+
+COLUMN: Mapping[str, int] = MappingProxyType({feature.name: i for i, feature in enumerate(FEATURES)})
+
+FEATURE_SET_HASH = hashlib.sha256(
+    repr([(f.name, f.unit, f.source, f.doc, sorted(t.value for t in f.rises)) for f in FEATURES]).encode()
+).hexdigest()[:16]
+"""Changes with the table: a model made for another table is not for this one."""
+
+_PROMPT, _UNCACHED, _BEFORE, _QUEUED, _WAITING, _RUNNING, _IN_FLIGHT, _ACTIVE, _KV, _DECODE, _CAP, _PREFILL = range(
+    len(FEATURES)
+)
+_NEEDED: Mapping[Target, tuple[int, ...]] = MappingProxyType(
+    {target: tuple(i for i, f in enumerate(FEATURES) if target in f.needed_by) for target in Target}
+)
+_MOST = np.float32(1e9)  # no count of tokens or requests is larger; what is, is not a measurement
+
+
+def feature_matrix(situation: Situation) -> FeatureMatrix:
+    """The features of every candidate. What is negative, infinite or absurd counts as not known."""
+    matrix = np.empty((len(situation), len(FEATURES)), dtype=np.float32)
+    with np.errstate(over="ignore"):
+        matrix[:, _PROMPT] = situation.prompt_tokens
+        matrix[:, _UNCACHED] = situation.uncached_tokens
+        matrix[:, _BEFORE] = situation.prefill_tokens_in_flight
+        matrix[:, _QUEUED] = 0.0
+        matrix[:, _WAITING] = situation.waiting_requests
+        matrix[:, _RUNNING] = situation.running_requests
+        matrix[:, _IN_FLIGHT] = situation.in_flight_requests
+        matrix[:, _ACTIVE] = 0.0
+        matrix[:, _KV] = situation.kv_cache_usage_ratio
+        matrix[:, _DECODE] = situation.decode_tokens_in_flight
+        matrix[:, _CAP] = situation.max_output_tokens
+        matrix[:, _PREFILL] = situation.is_prefill
+    matrix[~((matrix >= 0.0) & (matrix <= _MOST))] = np.nan
+    np.minimum(matrix[:, _KV], 1.0, out=matrix[:, _KV])
+    uncached, before = matrix[:, _UNCACHED], matrix[:, _BEFORE]
+    # A server that says nothing of its cache has nothing of this prompt; none has to prefill more than the prompt.
+    np.fmin(uncached, matrix[:, _PROMPT], out=uncached)
+    # Tokens of unknown number may wait there; those of the request itself certainly do.
+    np.fmax(uncached, uncached + before, out=matrix[:, _QUEUED])
+    np.fmax(matrix[:, _IN_FLIGHT], matrix[:, _WAITING] + matrix[:, _RUNNING], out=matrix[:, _ACTIVE])
+    return matrix
+
+
+def predictable(features: FeatureMatrix, target: Target) -> npt.NDArray[np.bool_]:
+    """Which rows have all that `target` needs."""
+    mask = np.ones(len(features), dtype=np.bool_)
+    for column in _NEEDED[target]:
+        mask &= ~np.isnan(features[:, column])
+    return mask
+
+
+def monotone_constraints(target: Target) -> tuple[int, ...]:
+    """XGBoost's `monotone_constraints`: 1 for each column that `target` never falls with, else 0."""
+    return tuple(int(target in feature.rises) for feature in FEATURES)
+
+
+def features_markdown() -> str:
+    """The table, for the documentation."""
+    lines = ["| feature | unit | source | rises | needed by | meaning |", "|---|---|---|---|---|---|"]
+    for f in FEATURES:
+        rises, needed = (", ".join(t.name for t in Target if t in targets) or "–" for targets in (f.rises, f.needed_by))
+        lines.append(f"| `{f.name}` | {f.unit} | {f.source} | {rises} | {needed} | {f.doc} |")
+    return "\n".join(lines) + "\n"

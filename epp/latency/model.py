@@ -1,0 +1,105 @@
+"""The trained model: trees for the logarithm of each target and for its uncertainty, joined with the prior law.
+
+Each target has two boosters: one for log(ms), one for the logarithm of the error to expect. The point prediction is a
+geometric mean of the trees' word and the law's: the trees know the bends that the law has not, the law is smooth where
+the trees are steps, and knows what comes after the last sample. Where the law leaves the range that the trees were
+trained in, they stand still, and the prediction follows the law alone. Both parts only rise with load, so it does too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xgboost
+
+from epp.latency.features import FeatureMatrix
+from epp.latency.trees import FlatTrees
+from epp.latency.types import FloatArray, Target
+
+_SPREADS = (0.02, 1.5)  # relative errors below 2 % are luck, above a factor of 4 the model says nothing
+PRIOR_SPREAD = 1.0
+"""What stands for the spread where there are no trees: all rows are equally uncertain."""
+
+
+class BaseEstimate(NamedTuple):
+    """One target without the endpoints' bias: milliseconds and spread per row."""
+
+    base_ms: FloatArray
+    spread: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTrees:
+    """One target's trees.
+
+    Attributes:
+        mean, spread: predict log(ms) and log(expected |log error|).
+        weight: of the trees against the law, 0..1.
+        log_prior_range: the law's lowest and highest log(ms) among the rows trained on.
+        trained_rows: how many those were.
+        score, champion_score: mean |log error| on the newest rows, of this model and of what was served until then.
+    """
+
+    mean: xgboost.Booster
+    spread: xgboost.Booster
+    weight: float
+    log_prior_range: tuple[float, float]
+    trained_rows: int
+    score: float
+    champion_score: float
+
+    def join(self, log_trees: npt.NDArray[np.float32], prior_ms: FloatArray, weight: float | None = None) -> FloatArray:
+        """Trees and law together, in ms; NaN where the law has no prediction."""
+        share = self.weight if weight is None else weight
+        log_prior = np.log(prior_ms)
+        beyond = log_prior - np.minimum(np.maximum(log_prior, self.log_prior_range[0]), self.log_prior_range[1])
+        joined: FloatArray = np.exp(share * (log_trees + beyond) + (1.0 - share) * log_prior)
+        return joined
+
+    def evaluate(self, features: FeatureMatrix, prior_ms: FloatArray) -> BaseEstimate:
+        """By XGBoost itself, for any thread."""
+        log_spread = self.spread.inplace_predict(features)
+        return BaseEstimate(self.join(self.mean.inplace_predict(features), prior_ms), spread_of(log_spread))
+
+
+class Model:
+    """The trees of all targets that have some, ready to be evaluated together. For use from one thread.
+
+    Raises ValueError if the boosters are of a kind that it cannot evaluate.
+    """
+
+    def __init__(self, targets: Mapping[Target, TargetTrees]) -> None:
+        self.targets = dict(targets)
+        self._streamed = [target for target in (Target.TTFT, Target.TPOT) if target in targets]
+        self._trees = _flat([self.targets[target] for target in self._streamed])
+        self._e2e_trees = _flat([self.targets[Target.E2E]] if Target.E2E in targets else [])
+
+    def predict(self, features: FeatureMatrix, prior: Mapping[Target, FloatArray]) -> dict[Target, BaseEstimate]:
+        """TTFT and TPOT, those that have trees; `prior` has the law's word on them."""
+        if self._trees is None:
+            return {}
+        outputs = self._trees.predict(features)
+        return {
+            target: BaseEstimate(
+                self.targets[target].join(outputs[:, 2 * i], prior[target]), spread_of(outputs[:, 2 * i + 1])
+            )
+            for i, target in enumerate(self._streamed)
+        }
+
+    def predict_e2e(self, features: FeatureMatrix, prior_ms: FloatArray) -> BaseEstimate | None:
+        """E2E, if it has trees."""
+        if self._e2e_trees is None:
+            return None
+        outputs = self._e2e_trees.predict(features)
+        return BaseEstimate(self.targets[Target.E2E].join(outputs[:, 0], prior_ms), spread_of(outputs[:, 1]))
+
+
+def spread_of(log_spread: npt.NDArray[np.float32]) -> FloatArray:
+    """The spread from what the trees say of its logarithm, within sensible limits."""
+    return np.exp(np.minimum(np.maximum(log_spread, np.log(_SPREADS[0])), np.log(_SPREADS[1]))).astype(np.float64)
+
+
+def _flat(targets: list[TargetTrees]) -> FlatTrees | None:
+    return FlatTrees([booster for t in targets for booster in (t.mean, t.spread)]) if targets else None
