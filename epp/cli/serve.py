@@ -101,6 +101,11 @@ def add_serve(commands: Any) -> None:
     )
     add_bool(routing, "--disable-endpoint-subset-filter", not d.use_subset, "ignore the proxy's subset hint")
     add_bool(routing, "--emit-endpoint-scores", d.emit_scores, "put every candidate's score into the envoy.lb metadata")
+    routing.add_argument(
+        "--model-file",
+        metavar="FILE",
+        help="keep what was learned of latency here, so that it survives a restart (default: in memory only)",
+    )
     routing.add_argument("--seed", type=int, metavar="N", help="seed of the random generator, to repeat a run")
 
     logs = serve.add_argument_group("logs")
@@ -145,6 +150,7 @@ def _run(arguments: argparse.Namespace) -> int:
             stream_metrics=arguments.enable_grpc_stream_metrics,
             legacy_metrics=arguments.legacy_metrics,
             objectives=_objectives(arguments.objective),
+            model_file=arguments.model_file,
             seed=arguments.seed,
             ports_file=arguments.ports_file,
             verbosity=arguments.verbosity if level is None else _ZAP_LEVELS[level],

@@ -25,6 +25,7 @@ from epp.config.describe import describe
 from epp.config.resolve import ResolvedConfig, load_config
 from epp.director import Director, DirectorOptions
 from epp.inference.apis import Parsers
+from epp.latency.predictor import Predictor
 from epp.ledger import Ledger
 from epp.observe import logs
 from epp.observe.metrics import Metrics
@@ -33,9 +34,10 @@ from epp.observe.records import DecisionRing
 from epp.plugins.core_metrics_extractor import CoreMetricsExtractor
 from epp.plugins.file_discovery import FileDiscovery as FileDiscoveryPlugin
 from epp.plugins.metrics_data_source import MetricsDataSource
+from epp.plugins.predicted_latency_producer import PredictedLatencyProducer
 from epp.pool.file import FileDiscovery
 from epp.pool.static import parse_endpoints
-from epp.pool.store import PoolStore
+from epp.pool.store import EndpointChanges, PoolStore
 from epp.problem import Problem
 from epp.scheduling.plugin import Services
 from epp.scheduling.registry import Registry
@@ -51,6 +53,7 @@ from epp.server.lean.tls import tls_context
 from epp.server.listen import TcpAddress, UnixAddress
 from epp.server.options import ServeOptions
 from epp.server.tls import CertificateDirectory, CertificateSource, grpc_credentials, load_pair, self_signed_now
+from epp.server.training import Trainer
 from epp.server.transport import Stream, Transport
 from epp.signals.engines import EngineError, EngineMapping, Engines
 from epp.signals.fetch import ScrapeErrorKind
@@ -96,10 +99,11 @@ class Picker:
 
         self._ledger = Ledger()
         self._store = PoolStore()
+        self._predictor = Predictor()
         self._config = _load(
             options.config_file,
             options.config_text,
-            Services(ledger=self._ledger),
+            Services(ledger=self._ledger, predictor=self._predictor, timer=time.perf_counter),
             allow_experimental=options.allow_experimental_plugins,
         )
         for notice in self._config.notices:
@@ -121,6 +125,7 @@ class Picker:
         self._clock = clock
 
         self._scraper = self._make_scraper(rng)
+        self._trainer = self._make_trainer()
         pipeline = build_pipeline(self._config, self._metrics.plugins, time.perf_counter)
         director = Director(
             pipeline,
@@ -202,6 +207,21 @@ class Picker:
         except ValueError as error:
             raise Problem(f"{self._config.filename}: {source.name}: {error}") from error
 
+    def _make_trainer(self) -> Trainer | None:
+        """Keeps the predictor trained, if the configuration predicts latency."""
+        if not any(isinstance(plugin, PredictedLatencyProducer) for plugin in self._config.plugins):
+            return None
+        model_file = self._options.model_file
+        trainer = Trainer(self._predictor, self._clock, None if model_file is None else Path(model_file))
+        trainer.restore()
+        self._store.subscribe(self._forget_departed)
+        return trainer
+
+    def _forget_departed(self, changes: EndpointChanges) -> None:
+        """Whatever comes back under the same name is another server, as far as its speed goes."""
+        for endpoint in changes.removed:
+            self._predictor.forget(endpoint.id)
+
     def _make_transport(self) -> Transport:
         options = self._options
         addresses: list[TcpAddress | UnixAddress] = [TcpAddress(options.grpc_port, "--grpc-port", options.host)]
@@ -272,6 +292,8 @@ class Picker:
             jobs.append(("discovery", self._discovery.run()))
         if self._scraper is not None:
             jobs.append(("scraper", self._scraper.run()))
+        if self._trainer is not None:
+            jobs.append(("trainer", self._trainer.run()))
         return jobs
 
     async def _refresh_pool_gauges(self) -> None:
@@ -308,6 +330,7 @@ class Picker:
             "not_ready": self._health.reasons(),
             "pool": debug.pool_state(self._store.snapshot(), self._ledger, stats, now_s),
             "ledger": debug.ledger_state(self._ledger),
+            "predictor": None if self._trainer is None else self._predictor.state(now_s),
             "decisions": self._ring.render(now_s),
         }
 

@@ -22,6 +22,7 @@ class ServeOptions:
         scrape_interval_s: between two reads of one endpoint's metrics page.
         pool_gauges_interval_s: between two refreshes of our own pool gauges.
         staleness_s: a scrape older than this does not count in pool gauges.
+        model_file: where what was learned of latency survives a restart; `None` keeps it in memory.
         objectives: objective name to priority.
         legacy_metrics: also write every family under its older name.
         seed: of the random generator; `None` takes one from the operating system.
@@ -53,6 +54,7 @@ class ServeOptions:
     emit_scores: bool = False
     stream_metrics: bool = False
     legacy_metrics: bool = True
+    model_file: str | None = None
     objectives: Mapping[str, int] = field(default_factory=dict)
     seed: int | None = None
     ports_file: str | None = None
