@@ -138,7 +138,9 @@ async def test_a_server_that_breaks_is_counted_and_holds_nothing(stack: Stack, h
     try:
         async with client_of(stack) as client:
             asked = completion(stream=True, max_tokens=20)
-            posting = client.post("/v1/completions", json=asked, timeout=aiohttp.ClientTimeout(total=3))
+            posting = client.post(
+                "/v1/completions", json=asked, timeout=aiohttp.ClientTimeout(total=1 if faults.hang else 20)
+            )
             if status is None:
                 with pytest.raises((TimeoutError, *CLIENT_BREAKS)):
                     async with posting as response:
@@ -147,6 +149,7 @@ async def test_a_server_that_breaks_is_counted_and_holds_nothing(stack: Stack, h
                 async with posting as response:
                     await response.read()  # to leave earlier would be another end
                     assert response.status == status
+                    assert (SERVER_HEADER in response.headers) == (cause == "natural")  # or else Envoy answered
     finally:
         for server in stack.servers:
             server.break_with(HEALED)
@@ -180,7 +183,7 @@ async def test_nothing_is_repeated_after_the_first_byte(stack: Stack) -> None:
 
 # --- a mix of everything ------------------------------------------------------------------------------------------
 
-ROUND = 18  # requests of one kind of weather at once
+ROUND = 36  # requests of one kind of weather at once
 
 
 async def natural(client: aiohttp.ClientSession) -> str:
@@ -303,6 +306,26 @@ async def test_a_killed_picker_costs_no_response_that_streams() -> None:
         await stack.picker.kill()
         rests = await asyncio.gather(*(response.read() for response in streaming))
         assert all(rest.rstrip().endswith(b"data: [DONE]") for rest in rests)
+
+
+async def test_more_requests_in_flight_than_envoys_default_breakers_allow_are_all_routed() -> None:
+    """1,024 requests to a cluster is where Envoy stops unless its bootstrap says otherwise."""
+    async with Stack(2) as stack, client_of(stack) as client:
+        for server in stack.servers:
+            server.break_with(Faults(hang=True))
+        asking: list[asyncio.Task[Any]] = []
+
+        async def all_have_arrived() -> bool:
+            assert not any(task.done() for task in asking)
+            return sum(server.recorder.total for server in stack.servers) == len(asking)
+
+        for _ in range(22):  # in waves, since it is not about how fast they may come
+            asking += [asyncio.create_task(client.post("/v1/completions", json=completion())) for _ in range(50)]
+            await eventually(all_have_arrived)
+        assert (await stack.picker_state())["ledger"]["streams"] == len(asking) == 1100  # none went past the picker
+        for task in asking:
+            task.cancel()
+        await settled(stack)
 
 
 # --- servers of which nothing current is known --------------------------------------------------------------------
