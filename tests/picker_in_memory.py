@@ -22,7 +22,7 @@ from epp.plugins.approx_prefix_cache_producer import ApproxPrefixCacheProducer
 from epp.pool.snapshot import EndpointSignals
 from epp.pool.static import parse_endpoints
 from epp.pool.store import PoolStore
-from epp.scheduling.plugin import Services
+from epp.scheduling.plugin import LatencyPredictor, Services
 from epp.scheduling.registry import Registry
 from epp.server.exchange import Exchange, ExchangeOptions
 from epp.wire.conversation import Limits
@@ -127,6 +127,7 @@ class World:
         seed: int = 7,
         director: DirectorOptions | None = None,
         max_request_body_bytes: int = 1 << 20,
+        predictor: LatencyPredictor | None = None,
     ) -> None:
         self.clock = Clock()
         self.ledger = Ledger()
@@ -136,7 +137,7 @@ class World:
             config_text,
             filename="test",
             registry=Registry.discover("epp.plugins"),
-            services=Services(ledger=self.ledger),
+            services=Services(ledger=self.ledger, predictor=predictor),
             allow_experimental=True,
         )
         self.registry = CollectorRegistry()
