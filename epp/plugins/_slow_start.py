@@ -12,7 +12,7 @@ When all candidates are new or failing there is nothing to compare them with, an
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,7 @@ class SlowStartTracker:
         self._samples = samples
         self._failures = failures
         self._records: dict[str, _Record] = {}
+        self._held_back: dict[str, _Record] = {}  # of those the new and failing ones: as a rule, none
 
     def knows(self, endpoint_id: str) -> bool:
         return endpoint_id in self._records
@@ -48,20 +49,23 @@ class SlowStartTracker:
     def add(self, endpoint_id: str, answers: int) -> None:
         """An endpoint came; it has given so many good answers in an earlier life."""
         self._records[endpoint_id] = _Record(min(answers, self._samples))
+        self._classify(endpoint_id)
 
     def keep(self, endpoint_ids: Mapping[str, object]) -> list[str]:
         """Forget all others; returns who that was."""
         gone = [endpoint_id for endpoint_id in self._records if endpoint_id not in endpoint_ids]
         for endpoint_id in gone:
             del self._records[endpoint_id]
+            self._held_back.pop(endpoint_id, None)
         return gone
 
     def answered(self, endpoint_id: str) -> None:
         """A good answer."""
         record = self._records.get(endpoint_id)
-        if record is not None:
+        if record is not None and (record.failures or record.answers < self._samples):
             record.failures = 0
             record.answers = min(record.answers + 1, self._samples)
+            self._classify(endpoint_id)
 
     def failed(self, endpoint_id: str, now_s: float) -> None:
         """No answer, or one that says the server is broken."""
@@ -73,34 +77,35 @@ class SlowStartTracker:
             record.answers = 0
             wait_s = FIRST_WAIT_S * 2.0 ** min(record.failures - self._failures, 10)
             record.not_before_s = now_s + min(wait_s, MAX_WAIT_S)
+            self._classify(endpoint_id)
 
     def choose(
-        self, rows: IntArray, endpoint_ids: Sequence[str], in_flight: FloatArray, now_s: float, rng: random.Random
+        self, rows: IntArray, row_by_id: Mapping[str, int], in_flight: FloatArray, now_s: float, rng: random.Random
     ) -> SlowStart | None:
         """Who is held back, and whose turn it is; `None` when there is nothing to say, which costs no chance either.
 
         Args:
             rows: snapshot rows of the candidates.
-            endpoint_ids, in_flight: of the whole snapshot.
+            row_by_id, in_flight: of the whole snapshot.
         """
-        held_back = np.zeros(len(endpoint_ids), dtype=np.bool_)
+        if not self._held_back:
+            return None
+        candidates = set(rows.tolist())
+        held_back = np.zeros(len(in_flight), dtype=np.bool_)
         shares: dict[int, float] = {}
         turn: int | None = None
-        for row in rows.tolist():
-            record = self._records.get(endpoint_ids[row])
-            if record is None:
+        for endpoint_id, record in self._held_back.items():
+            row = row_by_id.get(endpoint_id)
+            if row not in candidates or row is None:
                 continue
+            held_back[row] = True
             if self._is_failing(record):
-                held_back[row] = True
                 if turn is None and in_flight[row] == 0 and now_s >= record.not_before_s:
                     turn = row
-            elif record.answers < self._samples:
-                held_back[row] = True
-                if in_flight[row] <= record.answers:
-                    grown = record.answers / self._samples
-                    shares[row] = (FIRST_SHARE + (1 - FIRST_SHARE) * grown) / len(rows)
-        held = int(held_back.sum())
-        if held == 0 or held == len(rows):
+            elif in_flight[row] <= record.answers:
+                grown = record.answers / self._samples
+                shares[row] = (FIRST_SHARE + (1 - FIRST_SHARE) * grown) / len(rows)
+        if held_back.sum() in (0, len(rows)):
             return None
         return SlowStart(held_back, _drawn(shares, rng) if turn is None else turn)
 
@@ -108,12 +113,18 @@ class SlowStartTracker:
         """Endpoints that are new or failing, for the debug page."""
         return {
             endpoint_id: {"answers": record.answers, "failures": record.failures}
-            for endpoint_id, record in self._records.items()
-            if record.answers < self._samples or record.failures
+            for endpoint_id, record in self._held_back.items()
         }
 
     def _is_failing(self, record: _Record) -> bool:
         return 0 < self._failures <= record.failures
+
+    def _classify(self, endpoint_id: str) -> None:
+        record = self._records[endpoint_id]
+        if record.answers < self._samples or self._is_failing(record):
+            self._held_back[endpoint_id] = record
+        else:
+            self._held_back.pop(endpoint_id, None)
 
 
 def _drawn(shares: Mapping[int, float], rng: random.Random) -> int | None:

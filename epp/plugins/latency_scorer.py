@@ -77,6 +77,7 @@ class LatencyScorer(Scorer):
     def __init__(self, name: str, parameters: LatencyScorerParameters, services: Services) -> None:
         super().__init__(name, parameters, services)
         self._parameters = parameters
+        self._strategy = parameters.strategy
         self._weights = parameters.ttft_weight, parameters.tpot_weight
         self._scales = (
             Scale(parameters.tolerance_ratio, parameters.ttft_tolerance_ms, parameters.sharpness),
@@ -94,7 +95,7 @@ class LatencyScorer(Scorer):
         if self._parameters.like_llm_d:
             if prediction is None or not prediction.known[candidates.rows].any():
                 return np.round(self._composite(cycle, candidates), 2)
-            return llm_d_scores(prediction, candidates.rows, *self._weights, strategy=self._parameters.strategy)
+            return llm_d_scores(prediction, candidates.rows, *self._weights, strategy=self._strategy)
         producer = self._parameters.latency_prediction_info_producer_name
         eligible = without_held_back(cycle, candidates, producer)
         if prediction is None or not prediction.known[eligible.rows].any():
@@ -110,32 +111,38 @@ class LatencyScorer(Scorer):
     def _by_prediction(self, prediction: LatencyPrediction, candidates: Candidates) -> FloatArray:
         rows = candidates.rows
         known, ok = prediction.known[rows], prediction.ok[rows]
-        compared = ok if ok.any() else known
+        all_miss = not ok.any()
+        compared = known if all_miss else ok
+        if compared.all():
+            return self._compare(prediction, rows, all_miss)
         scores = np.zeros(len(rows))
-        scores[compared] = self._compare(prediction, rows[compared], all_miss=not ok.any())
+        scores[compared] = self._compare(prediction, rows[compared], all_miss)
         scores[~known] = scores[known].mean()
         return scores
 
-    def _compare(self, prediction: LatencyPrediction, rows: IntArray, *, all_miss: bool) -> FloatArray:
-        predicted_ms = prediction.ttft_ms[rows], prediction.tpot_ms[rows]
-        headroom_ms = prediction.ttft_headroom_ms[rows], prediction.tpot_headroom_ms[rows]
-        constrained = prediction.ttft_constrained, prediction.tpot_constrained
-        if all_miss:
-            costs_ms = [np.maximum(-headroom, 0.0) for headroom in headroom_ms]
-        elif self._parameters.strategy == "least" and prediction.constrained:
-            costs_ms = list(headroom_ms)
-        else:
-            costs_ms, constrained = list(predicted_ms), (True, True)
-        return weighted_mean(
-            [
-                closeness(cost, predicted, scale)
-                for cost, predicted, scale in zip(costs_ms, predicted_ms, self._scales, strict=True)
-            ],
-            [
-                weight if counts and not np.isnan(cost).all() else 0.0
-                for weight, counts, cost in zip(self._weights, constrained, costs_ms, strict=True)
-            ],
-        )
+    def _compare(self, prediction: LatencyPrediction, rows: IntArray, all_miss: bool) -> FloatArray:
+        """Scores of `rows`, which are all within the targets or all miss one."""
+        by_headroom = prediction.constrained and (all_miss or self._strategy == "least")
+        parts: list[FloatArray] = []
+        weights: list[float] = []
+        for predicted_ms, headroom_ms, constrained, weight, scale in zip(
+            (prediction.ttft_ms, prediction.tpot_ms),
+            (prediction.ttft_headroom_ms, prediction.tpot_headroom_ms),
+            (prediction.ttft_constrained, prediction.tpot_constrained),
+            self._weights,
+            self._scales,
+            strict=True,
+        ):
+            if by_headroom and not constrained:
+                continue
+            cost_ms = headroom_ms[rows] if by_headroom else predicted_ms[rows]
+            if all_miss:
+                cost_ms = np.maximum(-cost_ms, 0.0)
+            scores = closeness(cost_ms, predicted_ms[rows], scale)
+            if scores is not None:
+                parts.append(scores)
+                weights.append(weight)
+        return weighted_mean(parts, weights) if parts else np.ones(len(rows))
 
     def _composite(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
         parameters, snapshot = self._parameters, candidates.snapshot
@@ -161,7 +168,9 @@ def shortness(queue: FloatArray) -> FloatArray:
 def weighted_mean(parts: Sequence[FloatArray], weights: Sequence[float]) -> FloatArray:
     """Of weights that add up to nothing, only the first part counts."""
     total = sum(weights)
-    if total <= 0:
+    if len(parts) == 1 or total <= 0:
         return parts[0]
-    mean: FloatArray = sum((part * weight for part, weight in zip(parts, weights, strict=True)), np.zeros(())) / total
+    mean = parts[0] * (weights[0] / total)
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        mean = mean + part * (weight / total)
     return mean

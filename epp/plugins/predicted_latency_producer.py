@@ -120,7 +120,7 @@ class PredictedLatencyProducer(Producer, PreRequest, EndHook):
         for header in asked.slo.invalid:
             self._observe(cycle, "slo_header_invalid", 1, header=header)
         load = cycle.get(self._load_key) or InFlightLoad(*self.services.ledger.load(snapshot))
-        slow_start = self._slow_start.choose(candidates.rows, self._endpoint_ids, load.requests, cycle.now_s, cycle.rng)
+        slow_start = self._slow_start.choose(candidates.rows, snapshot.row_by_id, load.requests, cycle.now_s, cycle.rng)
         if slow_start is not None:
             cycle.publish(self._slow_start_key, slow_start)
         reason = self._predict(cycle, candidates, load, asked)
@@ -181,7 +181,9 @@ class PredictedLatencyProducer(Producer, PreRequest, EndHook):
             return np.where(current, column[rows], np.nan)
 
         return Situation(
-            endpoint_ids=[self._endpoint_ids[row] for row in rows],
+            endpoint_ids=self._endpoint_ids
+            if len(rows) == len(snapshot)
+            else [self._endpoint_ids[row] for row in rows.tolist()],
             prompt_tokens=prompt_tokens,
             max_output_tokens=np.nan if request.max_output_tokens is None else float(request.max_output_tokens),
             is_prefill=self._only_prefills[rows],

@@ -9,6 +9,7 @@ from epp.plugins._slow_start import SlowStartTracker
 
 IDS = ("ns/a", "ns/b", "ns/c", "ns/new")
 ROWS = np.arange(4)
+ROW_BY_ID = {endpoint_id: row for row, endpoint_id in enumerate(IDS)}
 
 
 def tracker(*, samples=20, failures=3, new_answers=0):
@@ -20,7 +21,7 @@ def tracker(*, samples=20, failures=3, new_answers=0):
 
 
 def choose(tracked, *, rows=ROWS, in_flight=(0, 0, 0, 0), now_s=0.0, rng=None):
-    return tracked.choose(rows, IDS, np.array(in_flight, dtype=float), now_s, rng or random.Random(1))
+    return tracked.choose(rows, ROW_BY_ID, np.array(in_flight, dtype=float), now_s, rng or random.Random(1))
 
 
 def turns(tracked, count=4000, **kwargs):
