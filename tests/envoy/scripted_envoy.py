@@ -3,10 +3,17 @@
 from typing import Any
 
 import grpc
-from envoy_messages import reply
+import orjson
+from envoy_messages import RECOMMENDED, Modes, reply, request_body, request_headers, response_body, response_headers
 from grpc import aio
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+
+HEAD = {":method": "POST", ":path": "/v1/completions", "x-request-id": "same"}
+BODY = orjson.dumps({"model": "m", "prompt": "once upon a time " * 40, "stream": True})
+SSE = {"content-type": "text/event-stream", "x-envoy-upstream-service-time": "1"}
+TOKEN = b'data: {"choices":[{"index":0,"text":"x"}]}\n\n'
+LAST = b"data: [DONE]\n\n"
 
 
 def connect(port: int) -> aio.Channel:
@@ -48,3 +55,31 @@ class ScriptedStream:
 
     def reset(self) -> None:
         self._call.cancel()
+
+
+# --- the common beginnings of a stream ----------------------------------------------------------------------------
+
+
+async def routed(stream: ScriptedStream, modes: Modes, **headers: str) -> None:
+    """A request that came whole and has its answer."""
+    await stream.say(request_headers({**HEAD, **headers}, modes=modes))
+    if modes == RECOMMENDED:
+        await stream.hear("request_headers")
+        await stream.say(request_body(BODY))
+    else:
+        await stream.say(request_body(BODY[:100], end=False), request_body(BODY[100:]))
+        await stream.hear("request_headers")
+    await stream.hear("request_body")
+
+
+async def responding(stream: ScriptedStream, modes: Modes, status: int = 200, served: str | None = None) -> None:
+    await routed(stream, modes)
+    await stream.say(response_headers(status, SSE, served=served))
+    await stream.hear("response_headers")
+
+
+async def streaming(stream: ScriptedStream, modes: Modes) -> None:
+    await responding(stream, modes)
+    for _ in range(3):
+        await stream.say(response_body(TOKEN))
+        await stream.hear("response_body")

@@ -11,9 +11,9 @@ import pytest
 from envoy_messages import FULL_DUPLEX, response_body
 from grpc import aio
 from grpc_health.v1 import health_pb2
-from scripted_envoy import ScriptedStream, connect
+from scripted_envoy import LAST, ScriptedStream, connect, streaming
+from scripted_server import closed_address
 from stack import Stack, eventually
-from test_streams_that_break import LAST, SERVERS, streaming
 
 from epp.sim.config import SimConfig
 from epp.sim.picker_process import PickerProcess
@@ -22,7 +22,7 @@ READINESS = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
 
 
 def picker(folder: Path, drain_timeout: str) -> PickerProcess:
-    flags = ["--endpoints", ",".join(SERVERS), "--secure-serving=false", "--refresh-metrics-interval", "10s"]
+    flags = ["--endpoints", closed_address(), "--secure-serving=false", "--refresh-metrics-interval", "10s"]
     return PickerProcess(folder, [*flags, "--drain-timeout", drain_timeout])
 
 
@@ -52,7 +52,7 @@ async def finish(stream: ScriptedStream) -> None:
 
 
 async def test_readiness_goes_first_and_running_streams_finish(tmp_path: Path) -> None:
-    async with picker(tmp_path, "2s") as process, connect(process.ports["grpc"]) as channel:
+    async with picker(tmp_path, "3s") as process, connect(process.ports["grpc"]) as channel:
         ports = (process.ports["grpc"], process.ports["health"])
         assert {await health(port, service) for port in ports for service in READINESS} == {"SERVING"}
         old = ScriptedStream(channel)
@@ -68,7 +68,7 @@ async def test_readiness_goes_first_and_running_streams_finish(tmp_path: Path) -
         await streaming(new, FULL_DUPLEX)  # a proxy that has not yet noticed is still served
         await finish(new)
 
-        await asyncio.sleep(max(0.0, told_s + 2.5 - time.monotonic()))  # the drain is over; the stream is not
+        await asyncio.sleep(max(0.0, told_s + 3.5 - time.monotonic()))  # the drain is over; the stream is not
         await old.say(response_body(b"data: {}\n\n"))
         await old.hear("response_body")
         await finish(old)

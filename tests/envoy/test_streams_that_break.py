@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
-import orjson
 from envoy_messages import (
     DROPPED_REASON,
     FULL_DUPLEX,
@@ -19,7 +18,7 @@ from envoy_messages import (
     response_trailers,
     set_headers,
 )
-from scripted_envoy import ScriptedStream, connect
+from scripted_envoy import BODY, HEAD, LAST, SSE, ScriptedStream, connect, responding, routed, streaming
 from scripted_server import closed_address
 from stack import Metrics, eventually
 
@@ -29,6 +28,7 @@ STREAMS = 1000
 AT_ONCE = 40
 IN_FLIGHT_WHEN_ENVOY_DIES = 50
 MAX_BODY_BYTES = 64 * 1024
+SERVERS = [closed_address() for _ in range(3)]
 
 # One request in flight per server is all there may be: from then on what may be shed is shed.
 CONFIG = """
@@ -50,37 +50,6 @@ schedulingProfiles:
   - pluginRef: prefix-cache-scorer
   - pluginRef: random-picker
 """
-
-HEAD = {":method": "POST", ":path": "/v1/completions", "x-request-id": "same"}
-BODY = orjson.dumps({"model": "m", "prompt": "once upon a time " * 40, "stream": True})
-SSE = {"content-type": "text/event-stream", "x-envoy-upstream-service-time": "1"}
-TOKEN = b'data: {"choices":[{"index":0,"text":"x"}]}\n\n'
-LAST = b"data: [DONE]\n\n"
-
-
-async def routed(stream: ScriptedStream, modes: Modes, **headers: str) -> None:
-    """A request that came whole and has its answer."""
-    await stream.say(request_headers({**HEAD, **headers}, modes=modes))
-    if modes == RECOMMENDED:
-        await stream.hear("request_headers")
-        await stream.say(request_body(BODY))
-    else:
-        await stream.say(request_body(BODY[:100], end=False), request_body(BODY[100:]))
-        await stream.hear("request_headers")
-    await stream.hear("request_body")
-
-
-async def responding(stream: ScriptedStream, modes: Modes, status: int = 200, served: str | None = None) -> None:
-    await routed(stream, modes)
-    await stream.say(response_headers(status, SSE, served=served))
-    await stream.hear("response_headers")
-
-
-async def streaming(stream: ScriptedStream, modes: Modes) -> None:
-    await responding(stream, modes)
-    for _ in range(3):
-        await stream.say(response_body(TOKEN))
-        await stream.hear("response_body")
 
 
 async def refused(stream: ScriptedStream, status: int) -> None:
@@ -253,7 +222,6 @@ async def served_elsewhere_and_reset(stream: ScriptedStream, modes: Modes) -> st
 
 
 Way = Callable[[ScriptedStream, Modes], Awaitable[str | None]]
-SERVERS = [closed_address() for _ in range(3)]
 WAITING_WAYS = [refused_408]  # takes as long as the picker's deadline, so all of them wait at once
 WAYS: list[Way] = [
     reset_before_the_first_message,

@@ -90,6 +90,7 @@ def test_a_request_of_hours_stays_counted_until_its_stream_ends() -> None:
     talk.send(response_headers(200, SSE), response_body(b"data: {}\n\n"))
     world.clock.advance(6 * 60 * 60)
     assert sum(world.held()) == 1
+    assert not talk.stream.finished
     talk.close(cancelled=True)
     world.assert_nothing_is_left()
 
