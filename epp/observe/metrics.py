@@ -9,6 +9,7 @@ from epp.inference.request import Request
 from epp.ledger import Ledger, Outcome
 from epp.observe.cardinality import RequestLabels
 from epp.observe.families import Families
+from epp.observe.latency import LatencyMetrics
 from epp.observe.legacy import BY_MODEL, LegacyCollector, Twin
 from epp.observe.pool import InFlightCollector, PoolMetrics, QueueSizeCollector
 from epp.observe.requests import RequestMetrics
@@ -40,6 +41,7 @@ class Metrics:
         ledger: Ledger,
         clock: Callable[[], float],
         configured_models: Collection[str] = (),
+        objectives: Collection[str] = (),
         stream_metrics: bool = False,
         legacy: bool = True,
         commit: str = "",
@@ -51,6 +53,7 @@ class Metrics:
             snapshot, ledger: read at each scrape.
             clock: monotonic seconds; limits how often a failing plugin is logged.
             configured_models: model names that always have series of their own.
+            objectives: names of objectives that have series of their own.
             stream_metrics: count ext_proc streams.
             legacy: also show families under their older names.
             commit, build_ref: labels of the info gauge.
@@ -60,6 +63,7 @@ class Metrics:
         self.requests = RequestMetrics(families, labels)
         self.pool = PoolMetrics(families, pool_name)
         self.plugins = SchedulingMetrics(families, labels, clock)
+        self.latency = LatencyMetrics(families, labels, objectives)
         self.signals = SignalMetrics(families)
         self.streams = StreamMetrics(families) if stream_metrics else None
         self._info = families.gauge("info", "What is running. Always 1.", ("commit", "build_ref"))
@@ -69,20 +73,20 @@ class Metrics:
         registry.register(InFlightCollector(snapshot, ledger))
         ProcessCollector(registry=registry)
         if legacy:
-            registry.register(LegacyCollector(self._twins()))
+            registry.register(LegacyCollector([*self._twins(), *self.latency.twins()]))
 
     def request_routed(self, request: Request, decision: Decision, cycle: Cycle, seconds: float) -> None:
         """`seconds`: what the decision took."""
         self.requests.routed(request)
         self.plugins.decided(request.target_model, decision, seconds)
-        self._observe(cycle)
+        self.plugins_observed(cycle)
 
     def request_refused(self, request: Request | None, denial: Denial, cycle: Cycle | None, seconds: float) -> None:
         self.requests.refused(request, denial, seconds)
         if cycle is not None:
             if denial.status in UNPLACED_STATUSES:
                 self.plugins.decided(cycle.request.target_model, None, seconds)
-            self._observe(cycle)
+            self.plugins_observed(cycle)
 
     def request_ended(self, request: Request, outcome: Outcome) -> None:
         self.requests.ended(request, outcome)
@@ -92,8 +96,11 @@ class Metrics:
         self.pool.refresh(snapshot, now_s, staleness_s)
         self.plugins.forget_departed(snapshot)
 
-    def _observe(self, cycle: Cycle) -> None:
-        self.plugins.observe(cycle.observations)
+    def plugins_observed(self, cycle: Cycle) -> None:
+        """Count what plugins left in the cycle, and take it out."""
+        for seen in cycle.observations:
+            if not (self.plugins.observe(seen) or self.latency.observe(seen, cycle.request)):
+                self.plugins.not_a_metric(seen)
         cycle.observations.clear()
 
     def _twins(self) -> list[Twin]:

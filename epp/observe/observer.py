@@ -30,5 +30,4 @@ class RequestObserver:
         self._metrics.request_ended(request, outcome)
 
     def plugins_observed(self, cycle: Cycle) -> None:
-        self._metrics.plugins.observe(cycle.observations)
-        cycle.observations.clear()
+        self._metrics.plugins_observed(cycle)

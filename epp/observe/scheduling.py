@@ -1,7 +1,7 @@
 """Families about decisions: how long they took, what plugins did, and what plugins want counted."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from epp.observe import buckets
 from epp.observe.cardinality import RequestLabels
@@ -89,16 +89,21 @@ class SchedulingMetrics:
                 "plugin %s (%s) failed at %s", plugin.name, plugin.plugin_type, extension_point, exc_info=error
             )
 
-    def observe(self, observations: Iterable[Observation]) -> None:
-        for seen in observations:
-            labels = (seen.plugin_name, seen.plugin_type)
-            match seen.family:
-                case "prefix_indexer_hit_ratio":
-                    self.prefix_hit_ratio[labels].observe(seen.value)
-                case "prefix_indexer_hit_bytes":
-                    self.prefix_hit_bytes[labels].observe(seen.value)
-                case "prefix_indexer_size":
-                    self.prefix_size[labels].set(seen.value)
-                case unknown:
-                    if self._loggable((seen.plugin_name, unknown)):
-                        logger.warning("plugin %s observes %s, which is no metric", seen.plugin_name, unknown)
+    def observe(self, seen: Observation) -> bool:
+        """Count what a plugin observed. False: it is none of these families."""
+        labels = (seen.plugin_name, seen.plugin_type)
+        match seen.family:
+            case "prefix_indexer_hit_ratio":
+                self.prefix_hit_ratio[labels].observe(seen.value)
+            case "prefix_indexer_hit_bytes":
+                self.prefix_hit_bytes[labels].observe(seen.value)
+            case "prefix_indexer_size":
+                self.prefix_size[labels].set(seen.value)
+            case _:
+                return False
+        return True
+
+    def not_a_metric(self, seen: Observation) -> None:
+        """A plugin observes what nobody counts: a mistake in it."""
+        if self._loggable((seen.plugin_name, seen.family)):
+            logger.warning("plugin %s observes %s, which is no metric", seen.plugin_name, seen.family)

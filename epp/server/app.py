@@ -117,6 +117,7 @@ class Picker:
             snapshot=self._store.snapshot,
             ledger=self._ledger,
             clock=clock,
+            objectives=options.objectives,
             stream_metrics=options.stream_metrics,
             legacy=options.legacy_metrics,
             build_ref=__version__,
@@ -299,7 +300,10 @@ class Picker:
     async def _refresh_pool_gauges(self) -> None:
         interval_s = self._options.pool_gauges_interval_s
         while interval_s > 0:
-            self._metrics.refresh_pool(self._store.snapshot(), self._clock(), self._options.staleness_s)
+            now_s = self._clock()
+            self._metrics.refresh_pool(self._store.snapshot(), now_s, self._options.staleness_s)
+            if self._trainer is not None:
+                self._metrics.latency.refresh(self._predictor, now_s)
             await asyncio.sleep(interval_s)
 
     def _announce(self) -> None:
