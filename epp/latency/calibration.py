@@ -26,6 +26,8 @@ _LEVEL_EDGES = np.array([4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256], dt
 LEVELS = len(_LEVEL_EDGES) + 1
 _NORMAL = NormalDist()
 _FEW = 20  # scores: below, the assumed error has a say
+_EAGER_SAMPLES, _LAZY_SAMPLES = 256, 16  # so long every score counts at once, then the factors follow every 16th
+_MOST_TABLES = 64
 
 
 def load_level(features: FeatureMatrix) -> npt.NDArray[np.intp]:
@@ -74,6 +76,8 @@ class Calibrator:
         self._assumed = assumed_score
         self._all = _Window(window)
         self._levels = [_Window(window) for _ in range(LEVELS)]
+        self._tables: dict[float, FloatArray] = {}  # by quantile, the factor of each level
+        self._observed = 0
 
     @property
     def samples(self) -> int:
@@ -83,18 +87,19 @@ class Calibrator:
     def observe(self, score: float, level: int) -> None:
         self._all.add(score)
         self._levels[level].add(score)
+        self._observed += 1
+        if self.samples < _EAGER_SAMPLES or self._observed % _LAZY_SAMPLES == 0:
+            self._tables.clear()
 
     def factors(self, q: float, levels: npt.NDArray[np.intp]) -> FloatArray:
         """What to multiply each row's spread with, so that exp(that) times its prediction is its bound at `q`."""
-        by_level: list[float | None] = [None] * LEVELS
-        overall = self._overall(q)
-        for level in np.unique(levels).tolist() if len(levels) > LEVELS else set(levels.tolist()):
-            by_level[level] = self._of_level(q, level, overall)
-        return np.array([by_level[level] for level in levels.tolist()], dtype=np.float64)
-
-    def factor(self, q: float, level: int) -> float:
-        """The same for one row."""
-        return self._of_level(q, level, self._overall(q))
+        table = self._tables.get(q)
+        if table is None:
+            if len(self._tables) >= _MOST_TABLES:
+                self._tables.clear()
+            overall = self._overall(q)
+            table = self._tables[q] = np.array([self._of_level(q, window, overall) for window in self._levels])
+        return table[levels]
 
     def _overall(self, q: float) -> float:
         seen = self._all.quantile(q)
@@ -106,8 +111,7 @@ class Calibrator:
             return max(assumed, largest if seen is None else seen)
         return seen
 
-    def _of_level(self, q: float, level: int, overall: float) -> float:
-        window = self._levels[level]
+    def _of_level(self, q: float, window: _Window, overall: float) -> float:
         if len(window.recent) < self._level_min:
             return overall
         own = window.quantile(q)
@@ -117,6 +121,7 @@ class Calibrator:
         """Forget all but the newest scores: the world has changed."""
         for window in (self._all, *self._levels):
             window.shorten(keep)
+        self._tables.clear()
 
     def replace(self, scores: Iterable[float], levels: Iterable[int]) -> None:
         """Start anew with these scores, oldest first: another model makes other errors."""

@@ -149,11 +149,11 @@ class FrozenPrior:
 
     def predict(self, features: FeatureMatrix) -> dict[Target, FloatArray]:
         """Milliseconds per row and target; NaN where a column is missing that the target needs."""
-        known = np.nan_to_num(features)
-        ttft, tpot = (known @ self.weights + self.intercepts).T
+        missing = np.isnan(features)
+        ttft, tpot = (np.where(missing, 0.0, features) @ self.weights + self.intercepts).T
         for target, values in ((Target.TTFT, ttft), (Target.TPOT, tpot)):
             for column in _NEEDED[target]:
-                values[np.isnan(features[:, column])] = np.nan
+                values[missing[:, column]] = np.nan
         return {Target.TTFT: ttft, Target.TPOT: tpot}
 
     def predict_e2e(self, features: FeatureMatrix, ttft: FloatArray, tpot: FloatArray) -> FloatArray:

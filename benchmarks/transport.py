@@ -1,0 +1,391 @@
+"""What a transport costs: CPU of the server per ext_proc stream, for each transport in turn.
+
+    python benchmarks/transport.py [--seconds 2] [--rounds 3] [--json FILE]
+
+The server is a child process with a picker that always says the same (the real conversation, no scheduling). Two kinds
+of load, because they batch differently:
+
+* `lockstep`: 32 streams at once on one connection, each of which sends a message only when the one before is answered,
+  as Envoy does. The client is Python and may be slower than the server; only the server's CPU is counted.
+* `saturated`: h2load (Debian: nghttp2-client) sends whole conversations and never waits. Left out if it is missing.
+
+CPU is user and system time of all threads, from /proc. Figures of different machines do not compare; those of one run
+do: rounds alternate between the transports, and medians are shown.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from hpack import Encoder
+
+from epp.server.grpc_transport import ext_proc_server
+from epp.server.health import HealthState
+from epp.server.lean.server import lean_server
+from epp.server.listen import TcpAddress
+from epp.server.transport import METHOD, Stream
+from epp.wire import ext_proc_pb2 as pb
+from epp.wire.conversation import Conversation
+from epp.wire.events import RequestReady, ResponseStarted, Route
+
+TRANSPORTS = ("grpc", "lean")
+STREAMS_AT_ONCE = 32
+ROUTE = Route(destination="10.0.0.1:8000")
+
+
+# --- the server, a child process --------------------------------------------------------------------------------------
+
+
+class ConstantPick:
+    """An exchange that sends every request to the same place."""
+
+    def __init__(self, _: Stream) -> None:
+        self._conversation = Conversation()
+
+    @property
+    def finished(self) -> bool:
+        return self._conversation.finished
+
+    def receive(self, data: bytes) -> list[bytes]:
+        step = self._conversation.receive(data)
+        for event in step.events:
+            if isinstance(event, RequestReady):
+                step.replies.extend(self._conversation.route(ROUTE))
+            elif isinstance(event, ResponseStarted):
+                step.replies.extend(self._conversation.respond({}))
+        return step.replies
+
+    def closed(self, *, cancelled: bool) -> None:
+        self._conversation.closed()
+
+
+async def serve(transport: str) -> None:
+    make = lean_server if transport == "lean" else ext_proc_server
+    server = make(ConstantPick, [TcpAddress(0, "--port", "127.0.0.1")], HealthState(list))
+    await server.start()
+    print(server.port, flush=True)
+    await asyncio.Event().wait()
+
+
+@contextmanager
+def server_process(transport: str) -> Iterator[tuple[int, int]]:
+    """Pid and port."""
+    command = [sys.executable, __file__, "--serve", transport]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            yield process.pid, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far, with the scheduler's precision rather than the tick's."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+# --- the conversations ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """Messages that are sent together, and how many replies are then waited for."""
+
+    messages: tuple[bytes, ...]
+    replies: int
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    steps: tuple[Step, ...]
+
+
+def _headers(response: bool, end: bool) -> pb.HttpHeaders:
+    fields = {":status": "200", "content-type": "text/event-stream", "server": "uvicorn"}
+    if not response:
+        fields = {
+            ":method": "POST",
+            ":path": "/v1/chat/completions",
+            ":authority": "llm.example",
+            ":scheme": "http",
+            "user-agent": "openai-python/1.50",
+            "accept": "application/json",
+            "content-type": "application/json",
+            "authorization": "Bearer " + 40 * "x",
+            "x-forwarded-proto": "http",
+            "x-request-id": "6f1c5f3a-0d5c-9d3a-8f2f-1f5f5c1d2e3f",
+        }
+    values = [pb.HeaderValue(key=name, raw_value=value.encode()) for name, value in fields.items()]
+    return pb.HttpHeaders(headers=pb.HeaderMap(headers=values), end_of_stream=end)
+
+
+def _request(body_bytes: int) -> Step:
+    """In FULL_DUPLEX_STREAMED: nothing is answered before the body is there."""
+    messages = [pb.ProcessingRequest(request_headers=_headers(False, end=not body_bytes)).SerializeToString()]
+    chunks = [min(16_384, body_bytes - start) for start in range(0, body_bytes, 16_384)]
+    for i, size in enumerate(chunks):
+        part = pb.HttpBody(body=b"x" * size, end_of_stream=i == len(chunks) - 1)
+        messages.append(pb.ProcessingRequest(request_body=part).SerializeToString())
+    # The body comes back joined, in pieces of at most 62,000 bytes.
+    return Step(tuple(messages), 1 + -(-body_bytes // 62_000))
+
+
+def _response(chunks: int) -> list[Step]:
+    steps = [Step((pb.ProcessingRequest(response_headers=_headers(True, end=False)).SerializeToString(),), 1)]
+    for i in range(chunks):
+        event = b'data: {"id":"cmpl-1","choices":[{"index":0,"delta":{"content":" token"}}]}\n\n'
+        part = pb.HttpBody(body=event, end_of_stream=i == chunks - 1)
+        steps.append(Step((pb.ProcessingRequest(response_body=part).SerializeToString(),), 1))
+    return steps
+
+
+CASES = (
+    Case("headers only", (_request(0),)),
+    Case("1 KB body", (_request(1_024),)),
+    Case("32 KB body", (_request(32_768),)),
+    Case("1 KB body, 100 chunks", (_request(1_024), *_response(100))),
+)
+
+
+def framed(messages: Sequence[bytes]) -> bytes:
+    return b"".join(struct.pack(">BI", 0, len(message)) + message for message in messages)
+
+
+# --- load in lockstep -------------------------------------------------------------------------------------------------
+
+
+def _frames(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
+    pieces = [payload[start : start + 16_384] for start in range(0, len(payload), 16_384)] or [b""]
+    return b"".join(
+        struct.pack(">HBBBI", len(piece) >> 8, len(piece) & 255, kind, flags, stream_id) + piece for piece in pieces
+    )
+
+
+class Lockstep(asyncio.Protocol):
+    """An HTTP/2 client just good enough to hold one conversation on each of many streams, over and over."""
+
+    def __init__(self, case: Case) -> None:
+        self._steps = [(framed(step.messages), step.replies) for step in case.steps]
+        encoder = Encoder()
+        encoder.header_table_size = 0
+        self._block = encoder.encode(
+            [
+                (":method", "POST"),
+                (":scheme", "http"),
+                (":path", METHOD),
+                (":authority", "epp"),
+                ("content-type", "application/grpc"),
+                ("te", "trailers"),
+            ]
+        )
+        self._next_id = 1
+        self._state: dict[
+            int, list[int]
+        ] = {}  # of a stream: its step, replies still to come, bytes of one still to come
+        self._rest = b""
+        self._out: list[bytes] = []
+        self.completed = 0
+        self.stopping = False
+        self.idle = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport
+        settings = _frames(4, 0, 0, struct.pack(">HIHI", 1, 0, 4, 2**30))
+        window = _frames(8, 0, 0, struct.pack(">I", 2**30))
+        self._out += [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", settings, window]
+        for _ in range(STREAMS_AT_ONCE):
+            self._open()
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        at = 0
+        while len(data) - at >= 9:
+            high, low, kind, flags, stream_id = struct.unpack_from(">HBBBI", data, at)
+            end = at + 9 + (high << 8 | low)
+            if end > len(data):
+                break
+            self._on_frame(kind, flags, stream_id, data[at + 9 : end])
+            at = end
+        self._rest = data[at:]
+        self._flush()
+
+    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if kind == 0:
+            self._count(stream_id, payload)
+            self._received = getattr(self, "_received", 0) + len(payload)
+            if self._received > 2**28:
+                self._out.append(_frames(8, 0, 0, struct.pack(">I", self._received)))
+                self._received = 0
+        elif kind == 1 and flags & 1:
+            del self._state[stream_id]
+            self.completed += 1
+            if not self.stopping:
+                self._open()
+            elif not self._state:
+                self.idle.set()
+        elif kind == 4 and not flags & 1:
+            self._out.append(_frames(4, 1, 0, b""))
+        elif kind == 6 and not flags & 1:
+            self._out.append(_frames(6, 1, 0, payload))
+        elif kind == 7 or (kind == 3 and stream_id in self._state):
+            raise RuntimeError("the server broke off")
+
+    def _count(self, stream_id: int, payload: bytes) -> None:
+        """Replies in a DATA frame. Their prefixes are never cut in these conversations' sizes and frames."""
+        state = self._state[stream_id]
+        at = 0
+        while at < len(payload):
+            if not state[2]:
+                state[2] = struct.unpack_from(">xI", payload, at)[0]
+                at += 5
+            taken = min(state[2], len(payload) - at)
+            state[2] -= taken
+            at += taken
+            if not state[2]:
+                state[1] -= 1
+        if state[1] == 0 and not state[2]:
+            state[0] += 1
+            self._say(stream_id, state)
+
+    def _open(self) -> None:
+        stream_id, self._next_id = self._next_id, self._next_id + 2
+        self._out.append(_frames(1, 4, stream_id, self._block))
+        state = self._state[stream_id] = [0, 0, 0]
+        self._say(stream_id, state)
+
+    def _say(self, stream_id: int, state: list[int]) -> None:
+        if state[0] < len(self._steps):
+            data, state[1] = self._steps[state[0]]
+            self._out.append(_frames(0, 0, stream_id, data))
+        elif state[0] == len(self._steps):
+            self._out.append(_frames(0, 1, stream_id, b""))
+
+    def _flush(self) -> None:
+        if self._out:
+            self._transport.write(b"".join(self._out))
+            self._out.clear()
+
+
+async def lockstep(case: Case, pid: int, port: int, seconds: float) -> tuple[float, float]:
+    """µs of server CPU per stream, and streams per second."""
+    loop = asyncio.get_running_loop()
+    _, client = await loop.create_connection(lambda: Lockstep(case), "127.0.0.1", port)
+    await asyncio.sleep(0.3)
+    done, cpu, started = client.completed, cpu_s(pid), time.monotonic()
+    await asyncio.sleep(seconds)
+    done, cpu, elapsed = client.completed - done, cpu_s(pid) - cpu, time.monotonic() - started
+    client.stopping = True
+    await asyncio.wait_for(client.idle.wait(), 10)
+    return cpu / done * 1e6, done / elapsed
+
+
+# --- load that saturates ----------------------------------------------------------------------------------------------
+
+
+def saturated(h2load: str, case: Case, pid: int, port: int, seconds: float) -> tuple[float, float]:
+    """µs of server CPU per stream, and streams per second."""
+    with tempfile.NamedTemporaryFile() as body:
+        body.write(framed([message for step in case.steps for message in step.messages]))
+        body.flush()
+        command = [h2load, "-c1", f"-m{STREAMS_AT_ONCE}", "-w24", "-W24", "-d", body.name]
+        command += ["-H", "content-type: application/grpc", "-H", "te: trailers", f"http://127.0.0.1:{port}{METHOD}"]
+        cpu, started = cpu_s(pid), time.monotonic()
+        output = subprocess.run(
+            [*command, f"-D{max(1, round(seconds))}"], capture_output=True, text=True, check=True
+        ).stdout
+        cpu, elapsed = cpu_s(pid) - cpu, time.monotonic() - started
+    match = re.search(r"(\d+) succeeded, (\d+) failed", output)
+    if match is None or not int(match[1]):
+        raise RuntimeError(f"h2load completed nothing:\n{output}")
+    return cpu / int(match[1]) * 1e6, int(match[1]) / elapsed
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def machine() -> str:
+    model = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    return f"{os.cpu_count()} × {model[1] if model else platform.machine()}, Python {platform.python_version()}"
+
+
+def measure(seconds: float, rounds: int) -> list[dict[str, object]]:
+    h2load = shutil.which("h2load")
+    rows = []
+    for case in CASES:
+        taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for _ in range(rounds):
+            for transport in TRANSPORTS:
+                with server_process(transport) as (pid, port):
+                    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                        figures = runner.run(lockstep(case, pid, port, seconds))
+                    taken.setdefault((transport, "lockstep"), []).append(figures)
+                    if h2load is not None:
+                        figures = saturated(h2load, case, pid, port, seconds)
+                        taken.setdefault((transport, "saturated"), []).append(figures)
+        for (transport, load), figures_of_rounds in taken.items():
+            costs, rates = zip(*figures_of_rounds, strict=True)
+            rows.append(
+                {
+                    "case": case.name,
+                    "load": load,
+                    "transport": transport,
+                    "cpu_us_per_stream": round(statistics.median(costs), 1),
+                    "cpu_us_per_stream_best": round(min(costs), 1),
+                    "streams_per_s": round(statistics.median(rates)),
+                }
+            )
+    return rows
+
+
+def table(rows: Sequence[dict[str, object]]) -> str:
+    cost = {(row["case"], row["load"], row["transport"]): row for row in rows}
+    lines = [f"{'CPU µs per stream, median (best)':34}{'load':11}{'grpc':>18}{'lean':>18}{'ratio':>8}"]
+    for case, load in dict.fromkeys((row["case"], row["load"]) for row in rows):
+        grpc, lean = cost[case, load, "grpc"], cost[case, load, "lean"]
+        cells = [f"{row['cpu_us_per_stream']} ({row['cpu_us_per_stream_best']})" for row in (grpc, lean)]
+        ratio = float(str(grpc["cpu_us_per_stream"])) / float(str(lean["cpu_us_per_stream"]))
+        lines.append(f"{case!s:34}{load!s:11}{cells[0]:>18}{cells[1]:>18}{ratio:>7.1f}×")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", metavar="FILE", help="write the figures here")
+    parser.add_argument("--serve", choices=TRANSPORTS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(arguments.serve))
+        return
+    rows = measure(arguments.seconds, arguments.rounds)
+    print(machine())
+    print(table(rows))
+    if arguments.json:
+        report = {"machine": machine(), "seconds": arguments.seconds, "rounds": arguments.rounds, "rows": rows}
+        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
