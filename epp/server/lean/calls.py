@@ -85,9 +85,10 @@ class Calls:
         reader = stream.reader
         before_bytes = reader.unfinished_bytes
         stream.receive(data)
-        self._unfinished_bytes += reader.unfinished_bytes - before_bytes
-        if self._unfinished_bytes > self._options.max_unfinished_bytes:
-            stream.queue.end(Status.RESOURCE_EXHAUSTED, "too many unfinished messages on this connection")
+        if reader.unfinished_bytes != before_bytes:
+            self._unfinished_bytes += reader.unfinished_bytes - before_bytes
+            if self._unfinished_bytes > self._options.max_unfinished_bytes:
+                stream.queue.end(Status.RESOURCE_EXHAUSTED, "too many unfinished messages on this connection")
         if stream.queue.ending is not None:
             self._unfinished_bytes -= reader.unfinished_bytes
             reader.drop()

@@ -96,8 +96,9 @@ class FrameReader:
                 break
             yield kind, flags, stream_id & MAX_STREAM_ID, data[at + HEAD_BYTES : end]
             at = end
-        self._needed_bytes = needed
-        self._rest += data[at:]
+        if at < size:
+            self._needed_bytes = needed
+            self._rest += data[at:]
 
 
 def unpad(flags: int, payload: bytes) -> bytes:

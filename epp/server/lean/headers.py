@@ -135,6 +135,10 @@ def _block(*headers: tuple[str, str]) -> bytes:
     return encoder.encode(headers)
 
 
+def _status(status: Status, message: str) -> list[tuple[str, str]]:
+    return [("grpc-status", str(status.number)), *([("grpc-message", message)] if message else [])]
+
+
 _CONTENT_TYPE = ("content-type", "application/grpc")
 
 RESPONSE_HEADERS = _block((":status", "200"), _CONTENT_TYPE, ("grpc-accept-encoding", _ACCEPT_ENCODING))
@@ -153,11 +157,10 @@ def trailers_only(status: Status, message: str) -> bytes:
     return _block((":status", "200"), _CONTENT_TYPE, accept, *_status(status, message))
 
 
+OK_TRAILERS = trailers(Status.OK, "")
+
+
 @lru_cache(8)
 def http_refusal(code: int) -> bytes:
     """The block that answers and ends a request that is no gRPC call."""
     return _block((":status", str(code)), ("content-length", "0"))
-
-
-def _status(status: Status, message: str) -> list[tuple[str, str]]:
-    return [("grpc-status", str(status.number)), *([("grpc-message", message)] if message else [])]

@@ -21,13 +21,13 @@ def prefix(length: int) -> bytes:
 
 
 class MessageReader:
-    """One stream's messages.
+    """One stream's messages. The pieces of one are gathered in one growing buffer, so many cost no more than few.
 
-    Every byte is copied as often as a message is joined, which is once, so a message in many pieces costs no more than
-    one in few.
+    Attributes:
+        unfinished_bytes: held of a message that has begun and not ended.
     """
 
-    __slots__ = ("_encoding", "_max_bytes", "_needed_bytes", "_rest")
+    __slots__ = ("_encoding", "_max_bytes", "_needed_bytes", "_rest", "unfinished_bytes")
 
     def __init__(self, encoding: bytes, max_bytes: int) -> None:
         """
@@ -38,25 +38,22 @@ class MessageReader:
         self._encoding = encoding
         self._max_bytes = max_bytes
         self._rest: bytearray | None = None  # of a message that has begun
-        self._needed_bytes = 0
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """Held of a message that has begun and not ended."""
-        return 0 if self._rest is None else len(self._rest)
+        self._needed_bytes = self.unfinished_bytes = 0
 
     def drop(self) -> None:
-        """Forget a message that has begun. Nothing may be fed any more."""
+        """Forget a message that has begun. What follows would be read as a new one."""
         self._rest = None
+        self.unfinished_bytes = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The messages that `data` completes. Raises `RpcFault`."""
         if self._rest is not None:
             self._rest += data
-            if len(self._rest) < self._needed_bytes:
+            self.unfinished_bytes = len(self._rest)
+            if self.unfinished_bytes < self._needed_bytes:
                 return
             data = bytes(self._rest)
-            self._rest = None
+            self.drop()
         at, size = 0, len(data)
         needed = PREFIX_BYTES
         while size - at >= PREFIX_BYTES:
@@ -73,6 +70,7 @@ class MessageReader:
         if at < size:
             self._rest = bytearray(data[at:])
             self._needed_bytes = needed
+            self.unfinished_bytes = size - at
 
     def _decompress(self, flag: int, data: bytes) -> bytes:
         bits = _WINDOW_BITS.get(self._encoding)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from epp.server.lean import frames
 from epp.server.lean.frames import ConnectionFault, ErrorCode, StreamFault
-from epp.server.lean.headers import RESPONSE_HEADERS, trailers, trailers_only
+from epp.server.lean.headers import OK_TRAILERS, RESPONSE_HEADERS, trailers, trailers_only
 from epp.server.lean.messages import PREFIX_BYTES, prefix
 from epp.server.lean.status import Status
 
@@ -50,7 +50,7 @@ class SendQueue:
         self.ending: tuple[Status, str] | None = None
         self.answered = self.over = self.in_line = False
         self.on_empty: Callable[[], None] | None = None
-        self._parts: deque[Bytes] = deque()
+        self._parts: list[Bytes] = []
         self._sender = sender
 
     def send(self, replies: Sequence[bytes]) -> None:
@@ -83,14 +83,17 @@ class SendQueue:
             out.extend(parts)
             parts.clear()
             return
+        taken = 0
         while limit:
-            part = parts.popleft()
+            part = parts[taken]
             if len(part) > limit:
                 view = memoryview(part)
-                parts.appendleft(view[limit:])
-                part = view[:limit]
+                part, parts[taken] = view[:limit], view[limit:]
+            else:
+                taken += 1
             out.append(part)
             limit -= len(part)
+        del parts[:taken]
 
     def drop(self) -> int:
         """Nothing is sent any more. Returns how many bytes will not be."""
@@ -133,7 +136,9 @@ class Sender:
 
     def queued(self, queue: SendQueue, added_bytes: int) -> None:
         self.unsent_bytes += added_bytes
-        self._line_up(queue)
+        if not queue.in_line:
+            queue.in_line = True
+            self._ready.append(queue)
         if not self.corked:
             self._wake()
 
@@ -214,7 +219,13 @@ class Sender:
             (self._ready if self.window > 0 else self._waiting).append(queue)
 
     def _end(self, queue: SendQueue, status: Status, message: str) -> None:
-        self.end_with(queue, trailers(status, message) if queue.answered else trailers_only(status, message))
+        if not queue.answered:
+            block = trailers_only(status, message)
+        elif status is Status.OK:
+            block = OK_TRAILERS
+        else:
+            block = trailers(status, message)
+        self.end_with(queue, block)
         self._ended(queue)
 
     def end_with(self, queue: SendQueue, block: bytes) -> None:
