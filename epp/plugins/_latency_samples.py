@@ -4,14 +4,14 @@ Only an answer that was good and came whole says how fast a server is. An error 
 and neither may make a server attractive.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from epp.endings import EndCause
 from epp.inference.request import Api, Request
-from epp.latency.types import Target
+from epp.latency.types import Prediction, Promise, Target
 from epp.ledger import Outcome
 from epp.scheduling.data import IntArray
 from epp.scheduling.decision import Decision
@@ -69,22 +69,44 @@ def _tokens(request: Request, outcome: Outcome) -> int:
     return outcome.token_events if outcome.token_events >= MIN_COUNTED_EVENTS else 0
 
 
+def prefill_row(decision: Decision) -> int | None:
+    """The server that prefills for another, if one does. Rows here are of the decision's snapshot."""
+    prefill = decision.profiles.get(PREFILL_PROFILE)
+    if prefill is None or not prefill.picked or decision.primary == PREFILL_PROFILE:
+        return None
+    return prefill.picked[0]
+
+
+def rows_at_work(decision: Decision) -> list[int]:
+    """Servers that may work for the request: the choice, its fallbacks, and who prefills."""
+    rows = [decision.snapshot.row_by_id[endpoint.id] for endpoint in decision.endpoints]
+    prefill = prefill_row(decision)
+    return rows if prefill is None else [*rows, prefill]
+
+
 def targets_by_row(
     decision: Decision, served_row: int, actual_ms: Mapping[Target, float]
 ) -> Mapping[int, Mapping[Target, float]]:
-    """Which server what was measured says something of: TTFT of the one that prefilled, the rest of the one that
-    answered. Rows of the decision's snapshot."""
-    prefill = decision.profiles.get(PREFILL_PROFILE)
-    if prefill is None or not prefill.picked or decision.primary == PREFILL_PROFILE or Target.TTFT not in actual_ms:
+    """Of whom the measurements tell: TTFT of the server that prefilled, the rest of the one that answered."""
+    prefill = prefill_row(decision)
+    if prefill is None or Target.TTFT not in actual_ms:
         return {served_row: actual_ms}
-    rest: Mapping[Target, float] = {target: ms for target, ms in actual_ms.items() if target is not Target.TTFT}
-    by_row: dict[int, Mapping[Target, float]] = {prefill.picked[0]: {Target.TTFT: actual_ms[Target.TTFT]}}
-    if rest:
-        by_row[served_row] = rest
+    by_row: dict[int, dict[Target, float]] = {prefill: {Target.TTFT: actual_ms[Target.TTFT]}}
+    for target, ms in actual_ms.items():
+        if target is not Target.TTFT:
+            by_row.setdefault(served_row, {})[target] = ms
     return by_row
 
 
-def position_of(rows: IntArray, row: int) -> int | None:
-    """Where `row` is in ascending `rows`."""
-    position = int(np.searchsorted(rows, row))
-    return position if position < rows.size and rows[position] == row else None
+def promises_of(prediction: Prediction, rows: IntArray, wanted: Iterable[int]) -> Mapping[int, Promise]:
+    """What was promised for the rows `wanted`, as far as the prediction is about them.
+
+    Args:
+        rows: what the prediction is about, ascending.
+    """
+    promises = {}
+    for row in wanted:
+        position = int(np.searchsorted(rows, row))
+        if position < rows.size and rows[position] == row:
+            promises[row] = prediction.promise(position)
+    return promises

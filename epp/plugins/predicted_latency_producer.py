@@ -6,7 +6,7 @@ reason is in a metric and in the decision record.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from epp.endings import EndCause
 from epp.latency.types import Prediction, Promise, Sample, Situation, Target
 from epp.ledger import Outcome
-from epp.plugins._latency_samples import GENERATING_APIS, measure, position_of, targets_by_row
+from epp.plugins._latency_samples import GENERATING_APIS, measure, promises_of, rows_at_work, targets_by_row
 from epp.plugins._latency_targets import Judge, RunningTargets
 from epp.plugins._predicted_latency_parameters import PredictedLatencyParameters
 from epp.plugins._prediction_budget import PredictionBudget
@@ -48,13 +48,17 @@ class _Asked:
     """What is kept of a request until it ends.
 
     Attributes:
-        rows: the candidates, as snapshot rows, ascending: row i of the prediction is about `rows[i]`.
+        prediction: and the snapshot rows that it is about, ascending; only until the choice, since a pool may be large.
+        used: the prediction was published.
+        promises: of those that may serve the request, by row of the decision's snapshot.
         booked: endpoint and TPOT target that run there on its account.
     """
 
     slo: Slo
     rows: IntArray
     prediction: Prediction | None = None
+    used: bool = False
+    promises: Mapping[int, Promise] = field(default_factory=dict)
     booked: tuple[str, float] | None = None
 
 
@@ -169,6 +173,7 @@ class PredictedLatencyProducer(Producer, PreRequest, EndHook):
         if not published.known.any():
             return "nothing known"
         cycle.publish(self._prediction_key, published)
+        asked.used = True
         return None
 
     def _situation(self, cycle: Cycle, candidates: Candidates, load: InFlightLoad) -> Situation:
@@ -232,9 +237,11 @@ class PredictedLatencyProducer(Producer, PreRequest, EndHook):
             return
         chosen = decision.endpoints[0]
         row = decision.snapshot.row_by_id[chosen.id]
-        prediction, position = asked.prediction, position_of(asked.rows, row)
-        if prediction is not None and position is not None and self._prediction_key in cycle.data:
-            cycle.notes[self.name] = described(prediction.promise(position))
+        if asked.prediction is not None:
+            asked.promises = promises_of(asked.prediction, asked.rows, rows_at_work(decision))
+            asked.prediction = None
+        if asked.used and row in asked.promises:
+            cycle.notes[self.name] = described(asked.promises[row])
         slow_start = cycle.get(self._slow_start_key)
         if slow_start is not None and slow_start.turn == row:
             self._observe(cycle, "slow_start_requests", 1)
@@ -254,7 +261,7 @@ class PredictedLatencyProducer(Producer, PreRequest, EndHook):
         self._watch(outcome)
         actual_ms, dropped = measure(cycle.request, outcome)
         if dropped is None:
-            self._compare(cycle, asked.slo, outcome, actual_ms)
+            self._check_targets(cycle, asked.slo, outcome, actual_ms)
             dropped = self._learn(cycle, decision, asked, outcome, actual_ms)
         if dropped is not None:
             self._observe(cycle, "prediction_samples_dropped", 1, reason=dropped)
@@ -271,27 +278,23 @@ class PredictedLatencyProducer(Producer, PreRequest, EndHook):
         self, cycle: Cycle, decision: Decision, asked: _Asked, outcome: Outcome, actual_ms: Mapping[Target, float]
     ) -> str | None:
         """One sample per server that worked for the request; or why there is none."""
-        if self._predictor is None or asked.prediction is None:
+        if self._predictor is None or not asked.promises:
             return "no_features"
-        row_by_id = decision.snapshot.row_by_id
-        served_row = row_by_id.get(outcome.served_endpoint_id)
-        if served_row is None:
-            return "not_a_candidate"
+        served_row = decision.snapshot.row_by_id.get(outcome.served_endpoint_id)
+        if served_row not in asked.promises or served_row is None:
+            return "served_elsewhere"
         for row, measured_ms in targets_by_row(decision, served_row, actual_ms).items():
-            position = position_of(asked.rows, row)
-            if position is None:
-                return "not_a_candidate"
-            promise = asked.prediction.promise(position)
+            promise = asked.promises[row]
             endpoint_id = decision.snapshot.endpoints[row].id
             self._predictor.observe(Sample(endpoint_id, promise, outcome.ended_s, dict(measured_ms)))
             for target, actual in measured_ms.items():
-                if target in promise.targets and self._prediction_key in cycle.data:
+                if asked.used and target in promise.targets:
                     predicted_ms = promise.targets[target].mean_ms
                     self._observe(cycle, f"request_predicted_{target.value}_seconds", predicted_ms / 1e3)
                     self._observe(cycle, f"request_served_{target.value}_seconds", actual / 1e3)
         return None
 
-    def _compare(self, cycle: Cycle, slo: Slo, outcome: Outcome, actual_ms: Mapping[Target, float]) -> None:
+    def _check_targets(self, cycle: Cycle, slo: Slo, outcome: Outcome, actual_ms: Mapping[Target, float]) -> None:
         """Count targets that were missed: TTFT as the client sees it, from receipt."""
         waited_ms = (outcome.dispatched_s - outcome.received_s) * 1e3
         first = Target.TTFT if outcome.streamed else Target.E2E

@@ -1,6 +1,7 @@
 """One question per request, one answer learned: from what it was decided on, and only if it ended well."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -375,22 +376,31 @@ def test_the_features_of_the_decision_are_those_of_the_sample():
     assert world.predictor.samples[0].promise.features.tolist() == [1, 40]
 
 
-def test_a_request_served_elsewhere_teaches_of_the_server_that_served_it():
+def test_a_request_served_by_a_fallback_teaches_of_the_server_that_served_it():
     world = World(ttft=[100.0, 300.0])
-    cycle = world.end(world.send(row=0), served=1)
+    cycle = world.produce()
+    decision = replace(decide(world.pool, 0), endpoints=world.pool.snapshot.endpoints[:2])
+    world.plugin.pre_request(cycle, decision)
+    world.end(cycle, decision=decision, served=1)
     (sample,) = world.predictor.samples
     assert sample.endpoint_id == "ns/pod-1"
     assert sample.promise.features[0] == 1
     assert seen(cycle, "request_predicted_ttft_seconds") == [(pytest.approx(0.3), {})]
 
 
-@pytest.mark.parametrize("where", ["filtered", "unknown"])
-def test_a_server_that_was_no_candidate_teaches_nothing(where):
-    world = World(size=3)
-    cycle = world.send(candidates=Candidates(world.pool.snapshot, np.array([0, 1])))
-    world.end(cycle, served=2 if where == "filtered" else 99)
-    assert reasons(cycle, "prediction_samples_dropped") == ["not_a_candidate"]
+@pytest.mark.parametrize("served", [1, 99])
+def test_a_server_that_was_not_chosen_teaches_nothing(served):
+    world = World()
+    cycle = world.end(world.send(row=0), served=served)
+    assert reasons(cycle, "prediction_samples_dropped") == ["served_elsewhere"]
     assert world.predictor.samples == []
+
+
+def test_what_is_kept_of_a_request_does_not_grow_with_the_pool():
+    cycle = World(size=300).send()
+    (kept,) = cycle.state.values()
+    assert kept.prediction is None
+    assert list(kept.promises) == [0]
 
 
 def test_an_answer_that_does_not_stream_teaches_its_end_and_no_ttft():
@@ -467,8 +477,10 @@ def test_coalesced_events_do_not_hide_tokens():
 def test_several_answers_at_once_have_no_tpot():
     world = World()
     cycle = a_cycle(b"one", b"two", api=Api.COMPLETIONS, streaming=True)
+    decision = decide(world.pool, 0)
     world.plugin.produce(cycle, world.pool)
-    world.end(cycle, decision=decide(world.pool, 0))
+    world.plugin.pre_request(cycle, decision)
+    world.end(cycle, decision=decision)
     assert list(world.predictor.samples[0].actual_ms) == [Target.TTFT]
 
 
