@@ -1,9 +1,13 @@
 """What a transport costs: CPU of the server per ext_proc stream, for each transport in turn.
 
-    python benchmarks/transport.py [--seconds 2] [--rounds 3] [--json FILE]
+    python -m benchmarks.transport [--seconds 2] [--rounds 3] [--json FILE]
 
-The server is a child process with a picker that always says the same (the real conversation, no scheduling). Two kinds
-of load, because they batch differently:
+The server is a child process. Behind the transport is an exchange of one of two kinds:
+
+* `recorded`: says what was said before, so that all that is measured is the transport;
+* `conversation`: the real conversation, every request to the same place, no scheduling.
+
+Two kinds of load, because they batch differently:
 
 * `lockstep`: 32 streams at once on one connection, each of which sends a message only when the one before is answered,
   as Envoy does. The client is Python and may be slower than the server; only the server's CPU is counted.
@@ -15,6 +19,7 @@ do: rounds alternate between the transports, and medians are shown.
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import platform
@@ -28,8 +33,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import uvloop
 from hpack import Encoder
@@ -38,12 +44,13 @@ from epp.server.grpc_transport import ext_proc_server
 from epp.server.health import HealthState
 from epp.server.lean.server import lean_server
 from epp.server.listen import TcpAddress
-from epp.server.transport import METHOD, Stream
+from epp.server.transport import METHOD, ExchangeFactory, Stream
 from epp.wire import ext_proc_pb2 as pb
 from epp.wire.conversation import Conversation
 from epp.wire.events import RequestReady, ResponseStarted, Route
 
 TRANSPORTS = ("grpc", "lean")
+EXCHANGES = ("recorded", "conversation")
 STREAMS_AT_ONCE = 32
 ROUTE = Route(destination="10.0.0.1:8000")
 
@@ -74,20 +81,49 @@ class ConstantPick:
         self._conversation.closed()
 
 
-async def serve(transport: str) -> None:
+class Recorded:
+    """An exchange that says what `ConstantPick` said to the same messages."""
+
+    def __init__(self, answers: Sequence[list[bytes]], finishes: bool) -> None:
+        self._answers = iter(answers)
+        self._left = len(answers) if finishes else -1
+        self.finished = False
+
+    def receive(self, data: bytes) -> list[bytes]:
+        self._left -= 1
+        self.finished = self._left == 0
+        return next(self._answers)
+
+    def closed(self, *, cancelled: bool) -> None:
+        pass
+
+
+class NoStream:
+    def send(self, replies: Sequence[bytes]) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def recording_of(case: "Case") -> ExchangeFactory:
+    pick = ConstantPick(NoStream())
+    answers = [pick.receive(message) for step in case.steps for message in step.messages]
+    return lambda _: Recorded(answers, pick.finished)
+
+
+async def serve(transport: str, exchange: str, case: "Case") -> None:
     make = lean_server if transport == "lean" else ext_proc_server
-    server = make(ConstantPick, [TcpAddress(0, "--port", "127.0.0.1")], HealthState(list))
+    exchanges = recording_of(case) if exchange == "recorded" else ConstantPick
+    server = make(exchanges, [TcpAddress(0, "--port", "127.0.0.1")], HealthState(list))
     await server.start()
     print(server.port, flush=True)
     await asyncio.Event().wait()
 
 
 @contextmanager
-def server_process(transport: str) -> Iterator[tuple[int, int]]:
+def server_process(*what: str) -> Iterator[tuple[int, int]]:
     """Pid and port."""
-    command = [sys.executable, __file__, "--serve", transport]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    command = [sys.executable, "-m", "benchmarks.transport", "--serve", *what]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield process.pid, int(process.stdout.readline())
@@ -197,18 +233,16 @@ class Lockstep(asyncio.Protocol):
             ]
         )
         self._next_id = 1
-        self._state: dict[
-            int, list[int]
-        ] = {}  # of a stream: its step, replies still to come, bytes of one still to come
+        self._state: dict[int, list[int]] = {}  # by stream: its step, replies still to come, and bytes of one
         self._rest = b""
+        self._received = 0
         self._out: list[bytes] = []
         self.completed = 0
         self.stopping = False
         self.idle = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         settings = _frames(4, 0, 0, struct.pack(">HIHI", 1, 0, 4, 2**30))
         window = _frames(8, 0, 0, struct.pack(">I", 2**30))
         self._out += [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", settings, window]
@@ -232,7 +266,7 @@ class Lockstep(asyncio.Protocol):
     def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind == 0:
             self._count(stream_id, payload)
-            self._received = getattr(self, "_received", 0) + len(payload)
+            self._received += len(payload)
             if self._received > 2**28:
                 self._out.append(_frames(8, 0, 0, struct.pack(">I", self._received)))
                 self._received = 0
@@ -328,43 +362,53 @@ def machine() -> str:
     return f"{os.cpu_count()} × {model[1] if model else platform.machine()}, Python {platform.python_version()}"
 
 
-def measure(seconds: float, rounds: int) -> list[dict[str, object]]:
-    h2load = shutil.which("h2load")
+@dataclass(frozen=True)
+class Row:
+    """What one combination took, as medians over the rounds; and the best round."""
+
+    case: str
+    exchange: str
+    load: str
+    transport: str
+    cpu_us_per_stream: float
+    cpu_us_per_stream_best: float
+    streams_per_s: int
+
+
+def measure(seconds: float, rounds: int) -> list[Row]:
+    taken: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
+    for case, exchange, _ in itertools.product(CASES, EXCHANGES, range(rounds)):
+        for transport in TRANSPORTS:
+            with server_process(transport, exchange, case.name) as (pid, port):
+                for load, figures in loads(case, pid, port, seconds):
+                    taken.setdefault((case.name, exchange, load, transport), []).append(figures)
     rows = []
-    for case in CASES:
-        taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
-        for _ in range(rounds):
-            for transport in TRANSPORTS:
-                with server_process(transport) as (pid, port):
-                    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                        figures = runner.run(lockstep(case, pid, port, seconds))
-                    taken.setdefault((transport, "lockstep"), []).append(figures)
-                    if h2load is not None:
-                        figures = saturated(h2load, case, pid, port, seconds)
-                        taken.setdefault((transport, "saturated"), []).append(figures)
-        for (transport, load), figures_of_rounds in taken.items():
-            costs, rates = zip(*figures_of_rounds, strict=True)
-            rows.append(
-                {
-                    "case": case.name,
-                    "load": load,
-                    "transport": transport,
-                    "cpu_us_per_stream": round(statistics.median(costs), 1),
-                    "cpu_us_per_stream_best": round(min(costs), 1),
-                    "streams_per_s": round(statistics.median(rates)),
-                }
-            )
+    for key, figures_of_rounds in taken.items():
+        costs, rates = zip(*figures_of_rounds, strict=True)
+        cost, best, rate = statistics.median(costs), min(costs), statistics.median(rates)
+        rows.append(Row(*key, round(cost, 1), round(best, 1), round(rate)))
     return rows
 
 
-def table(rows: Sequence[dict[str, object]]) -> str:
-    cost = {(row["case"], row["load"], row["transport"]): row for row in rows}
-    lines = [f"{'CPU µs per stream, median (best)':34}{'load':11}{'grpc':>18}{'lean':>18}{'ratio':>8}"]
-    for case, load in dict.fromkeys((row["case"], row["load"]) for row in rows):
-        grpc, lean = cost[case, load, "grpc"], cost[case, load, "lean"]
-        cells = [f"{row['cpu_us_per_stream']} ({row['cpu_us_per_stream_best']})" for row in (grpc, lean)]
-        ratio = float(str(grpc["cpu_us_per_stream"])) / float(str(lean["cpu_us_per_stream"]))
-        lines.append(f"{case!s:34}{load!s:11}{cells[0]:>18}{cells[1]:>18}{ratio:>7.1f}×")
+def loads(case: Case, pid: int, port: int, seconds: float) -> Iterator[tuple[str, tuple[float, float]]]:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        yield "lockstep", runner.run(lockstep(case, pid, port, seconds))
+    h2load = shutil.which("h2load")
+    if h2load is not None:
+        yield "saturated", saturated(h2load, case, pid, port, seconds)
+
+
+def table(rows: Sequence[Row]) -> str:
+    by_key = {(row.case, row.exchange, row.load, row.transport): row for row in rows}
+    lines = [
+        "CPU µs per stream: median (best)",
+        f"{'case':24}{'exchange':14}{'load':11}{'grpc':>20}{'lean':>20}{'ratio':>8}",
+    ]
+    for key in dict.fromkeys((row.case, row.exchange, row.load) for row in rows):
+        grpc, lean = by_key[*key, "grpc"], by_key[*key, "lean"]
+        cells = [f"{row.cpu_us_per_stream} ({row.cpu_us_per_stream_best})" for row in (grpc, lean)]
+        ratio = grpc.cpu_us_per_stream / lean.cpu_us_per_stream
+        lines.append(f"{key[0]:24}{key[1]:14}{key[2]:11}{cells[0]:>20}{cells[1]:>20}{ratio:>7.1f}×")
     return "\n".join(lines)
 
 
@@ -373,17 +417,24 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", metavar="FILE", help="write the figures here")
-    parser.add_argument("--serve", choices=TRANSPORTS, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
+        transport, exchange, name = arguments.serve
+        (case,) = (case for case in CASES if case.name == name)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(arguments.serve))
+            runner.run(serve(transport, exchange, case))
         return
     rows = measure(arguments.seconds, arguments.rounds)
     print(machine())
     print(table(rows))
     if arguments.json:
-        report = {"machine": machine(), "seconds": arguments.seconds, "rounds": arguments.rounds, "rows": rows}
+        report = {
+            "machine": machine(),
+            "seconds": arguments.seconds,
+            "rounds": arguments.rounds,
+            "rows": [asdict(row) for row in rows],
+        }
         Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
 
 

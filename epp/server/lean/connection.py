@@ -88,6 +88,11 @@ class Connection:
     def open_streams(self) -> int:
         return len(self._calls)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Of messages, over all streams."""
+        return self._sender.unsent_bytes
+
     def receive(self, data: bytes) -> None:
         """Take what was read."""
         if self.closing:

@@ -6,7 +6,7 @@ connection's window stops stand in a line and take turns of one frame, so a turn
 never more than the bytes sent.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from epp.server.lean import frames
@@ -26,7 +26,7 @@ class SendQueue:
         ending: the status that ends the stream after the queue, and its message; `None` while it goes on.
         answered: headers were sent.
         over: nothing is sent any more.
-        in_line: for a flush or for the connection's window.
+        in_line: for the next flush.
         on_empty: called once when everything queued is sent.
     """
 
@@ -132,25 +132,27 @@ class Sender:
         self._wake = wake
         self._ended = ended
         self._ready: deque[SendQueue] = deque()
-        self._waiting: deque[SendQueue] = deque()  # for the connection's window
+        self._waiting: OrderedDict[int, SendQueue] = OrderedDict()  # for the connection's window, by stream id
 
     def queued(self, queue: SendQueue, added_bytes: int) -> None:
         self.unsent_bytes += added_bytes
-        if not queue.in_line:
-            queue.in_line = True
-            self._ready.append(queue)
+        self._line_up(queue)
         if not self.corked:
             self._wake()
 
     def drop(self, queue: SendQueue) -> None:
         self.unsent_bytes -= queue.drop()
+        self._waiting.pop(queue.stream_id, None)
 
     def flush(self) -> None:
         """Turn what may go into frames."""
         ready, waiting = self._ready, self._waiting
         while ready or (waiting and self.window > 0):
-            queue = (ready or waiting).popleft()
-            queue.in_line = False
+            if ready:
+                queue = ready.popleft()
+                queue.in_line = False
+            else:
+                queue = waiting.popitem(last=False)[1]
             if not queue.over:
                 self._advance(queue)
 
@@ -215,8 +217,10 @@ class Sender:
 
     def _wait(self, queue: SendQueue) -> None:
         if queue.window > 0:
-            queue.in_line = True
-            (self._ready if self.window > 0 else self._waiting).append(queue)
+            if self.window > 0:
+                self._line_up(queue)
+            else:
+                self._waiting.setdefault(queue.stream_id, queue)
 
     def _end(self, queue: SendQueue, status: Status, message: str) -> None:
         if not queue.answered:

@@ -1,6 +1,7 @@
 """One connection in memory: what it promises to a good client, and what a bad one gets."""
 
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable
 
@@ -292,6 +293,17 @@ def test_compressed_messages_are_read_within_bounds(encoding: str, sent: bytes, 
     client.send(stream, sent, end=True)
     assert client.status(stream) == status
     assert client.messages(stream) == ([b"hello"] if status == "0" else [])
+
+
+def test_a_deadline_is_told_while_others_wait_for_the_connections_window() -> None:
+    client = Client(Server(), window=1_000_000)
+    client.auto_window = False
+    stream = client.open([*REQUEST, ("grpc-timeout", "1S")])
+    client.send(stream, framed(bytes(200_000)))
+    client.server.time.advance(1.1)
+    client.pump()
+    assert client.status(stream) == "4"
+    assert client.server.connection.unsent_bytes == 0
 
 
 def test_a_message_that_announces_too_much_is_refused_before_it_comes() -> None:
@@ -597,6 +609,23 @@ def test_unsent_output_never_grows_by_what_a_peer_sends_on_streams_that_are_over
     out = sum(len(server.talk(data(1, bytes(10_000)))) for _ in range(2_000))
     assert out < 100  # a window update now and then
     assert not server.connection.closing
+
+
+def test_streams_that_are_reset_while_they_wait_for_the_connections_window_leave_nothing_behind() -> None:
+    server = greeted(Server())
+    server.talk(SettingsFrame(0, settings={0x4: 2**20}).serialize())
+    server.talk(opening() + data(1, framed(bytes(60_000))) + data(1, framed(bytes(9_000))))
+    tracemalloc.start()
+    for i in range(3, 6_003, 2):
+        server.talk(opening(i) + data(i, framed(bytes(1_000))))
+        server.talk(RstStreamFrame(i, error_code=8).serialize())
+        server.exchanges.clear()
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 300_000
+    assert not server.connection.closing
+    server.talk(WindowUpdateFrame(0, 2**20).serialize())
+    assert server.connection.unsent_bytes == 0
 
 
 def test_the_same_headers_are_decoded_once_and_others_do_not_pile_up() -> None:

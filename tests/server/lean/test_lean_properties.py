@@ -197,4 +197,4 @@ def test_thousands_of_streams_leave_nothing_behind() -> None:
     streams(5_001, 3_000)
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert grown < 20_000
+    assert grown < 60_000  # a single small object per stream would be more
