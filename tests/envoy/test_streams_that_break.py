@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
+import pytest
 from envoy_messages import (
     DROPPED_REASON,
     FULL_DUPLEX,
@@ -250,9 +251,17 @@ WAYS: list[Way] = [
 ]
 
 
-def picker(folder: Path) -> PickerProcess:
+def picker(folder: Path, transport: str = "grpc") -> PickerProcess:
     flags = ["--endpoints", ",".join(SERVERS), "--config-text", CONFIG, "--secure-serving=false"]
-    flags += ["--enable-grpc-stream-metrics", "--objective", "batch=-1", "--refresh-metrics-interval", "10s"]
+    flags += [
+        "--transport",
+        transport,
+        "--enable-grpc-stream-metrics",
+        "--objective",
+        "batch=-1",
+        "--refresh-metrics-interval",
+        "10s",
+    ]
     flags += ["--request-timeout", "4s", "--max-request-body", str(MAX_BODY_BYTES)]
     return PickerProcess(folder, flags)
 
@@ -261,9 +270,10 @@ async def metrics(process: PickerProcess) -> Metrics:
     return Metrics((await process.ask("/metrics")).decode())
 
 
-async def test_a_thousand_streams_ended_in_every_way_leave_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["grpc", "lean"])
+async def test_a_thousand_streams_ended_in_every_way_leave_nothing_behind(tmp_path: Path, transport: str) -> None:
     causes: Counter[str] = Counter()
-    async with picker(tmp_path) as process:
+    async with picker(tmp_path, transport) as process:
         held = connect(process.ports["grpc"])
         for _ in SERVERS:  # the pool is full from here on, to the end
             await routed(ScriptedStream(held), FULL_DUPLEX)
