@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from epp.config.catalogue import catalogue
+from epp.conformance.command import clauses
 from epp.scheduling.registry import Registry
 from epp.wire.table import as_markdown
 
@@ -15,6 +16,7 @@ DOCS = Path(__file__).parent.parent / "docs"
     ("page", "written", "command"),
     [
         ("plugins.md", catalogue(Registry.discover()), "python -m epp.config.catalogue > docs/plugins.md"),
+        ("conformance.md", clauses(), "replace the clauses by those of epp conformance --list"),
         ("conversation.md", as_markdown(), "replace the tables by python -m epp.wire.table"),
     ],
 )

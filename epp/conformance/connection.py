@@ -20,12 +20,10 @@ from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
     DataReceived,
-    RemoteSettingsChanged,
     ResponseReceived,
     StreamEnded,
     StreamReset,
     TrailersReceived,
-    WindowUpdated,
 )
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
@@ -222,13 +220,12 @@ class Connection(asyncio.Protocol):
                     self._streams[event.stream_id].ended(Status(2, "the stream ended without a gRPC status"))
                 case StreamReset():
                     self._streams[event.stream_id].ended(Status(13, f"reset with HTTP/2 error {event.error_code}"))
-                case WindowUpdated() | RemoteSettingsChanged():
-                    self._window.set()
                 case ConnectionTerminated(error_code=ErrorCodes.NO_ERROR):
                     pass  # a graceful goodbye: open streams go on
                 case ConnectionTerminated():
                     self._all_ended(f"the server closed the connection with HTTP/2 error {event.error_code}")
         self._flush()
+        self._window.set()  # whoever waits to send looks again: there may be room, or nobody to send to
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._all_ended("the connection is gone")

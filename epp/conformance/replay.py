@@ -61,7 +61,7 @@ async def _play(stream: Stream, lines: Sequence[Line], played: list[Line]) -> li
             wanted.append(line)
             continue
         try:
-            await stream.until(lambda: stream.over or _has_come(wanted, played), lambda: "reply that was recorded")
+            await stream.until(lambda: stream.over or _has_come(wanted, played), lambda: "a reply that was recorded")
         except RuleBroken:
             if stream.over:
                 raise
@@ -76,7 +76,7 @@ async def _play(stream: Stream, lines: Sequence[Line], played: list[Line]) -> li
             message = ProcessingRequest.from_dict(line["message"])
             stream.rules.sent(*_part(message))
             await stream.send_message(message)
-    await stream.until(lambda: stream.over or _has_come(lines, played), lambda: "reply that was recorded")
+    await stream.until(lambda: stream.over or _has_come(lines, played), lambda: "a reply that was recorded")
     differences = []
     before, after = _answers(lines), _answers(played)
     for number, (old, new) in enumerate(zip(before, after, strict=False), 1):

@@ -253,7 +253,7 @@ class Stream:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise RuleBroken(f"Within {self._timeout_s:g} s there was no {what()}: Envoy waits for it.") from None
+            raise RuleBroken(f"Envoy has waited {self._timeout_s:g} s in vain for {what()}.") from None
         if self._broken is not None:
             raise self._broken
 
@@ -279,7 +279,7 @@ class Stream:
         """End the exchange as Envoy does: half-close, and wait for the picker to end the stream."""
         if not self._read_all:
             await self.half_close()
-        await self.until(lambda: self._read_all, lambda: "end of the stream after Envoy's half-close")
+        await self.until(lambda: self._read_all, lambda: "the end of the stream after its half-close")
         status = self.grpc.status
         if self._leaving and status is not None and status.code != 0:
             raise RuleBroken(f"The stream ended with {status.name} ({status.message}) after Envoy had half-closed it.")

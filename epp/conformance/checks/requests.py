@@ -84,7 +84,9 @@ async def an_upgrade_is_answered_at_its_headers(bench: Bench) -> None:
     )
     async with bench.envoy.stream(upgrade) as stream:
         await stream.send(Side.REQUEST, Part(Kind.HEADERS, pairs=upgrade.headers))
-        await stream.until(lambda: stream.rules.request.headers_answered or stream.over, lambda: "reply to an upgrade")
+        await stream.until(
+            lambda: stream.rules.request.headers_answered or stream.over, lambda: "the reply to an upgrade"
+        )
         expect(stream.rules.immediate is None, "It was refused.")
 
 

@@ -50,7 +50,7 @@ async def envoys_own_answer_is_passed(bench: Bench) -> None:
         await stream.send(Side.REQUEST, Part(Kind.BODY, body=request.body[:5]))
         await stream.show(Side.RESPONSE, response)
         await stream.half_close()
-        await stream.until(lambda: stream.over, lambda: "end of the stream")
+        await stream.until(lambda: stream.over, lambda: "the end of the stream")
         expect(stream.rules.immediate is None, "The picker answered what Envoy had answered already.")
         expect(stream.rules.response.passed_on == response.body, "The body was changed.")
 
@@ -101,7 +101,7 @@ async def usage_is_read_from_a_cut_stream(bench: Bench) -> None:
     }
     chunks = events({"choices": [{"text": "a"}]}, usage)
     before = await _output_tokens(bench.known.metrics_url)
-    cuts = range(1, len(chunks[1]), 5)
+    cuts = range(1, len(chunks[1]), 9)
     for cut in cuts:
         head, tail = chunks[1][:cut], chunks[1][cut:]
         await bench.routed(ask(stream=True), stream_of([chunks[0], head, tail, *chunks[2:]]))
