@@ -19,9 +19,11 @@ def add_demo(commands: Any) -> None:
         "--servers", type=positive, default=4, metavar="N", help="simulated model servers (default %(default)s)"
     )
     demo.add_argument(
-        "--requests", type=positive, default=300, metavar="N", help="requests to send (default %(default)s)"
+        "--requests", type=positive, default=400, metavar="N", help="requests to send (default %(default)s)"
     )
-    demo.add_argument("--config-file", metavar="FILE", help="EndpointPickerConfig to run instead of the built-in one")
+    demo.add_argument(
+        "--config-file", metavar="FILE", help="EndpointPickerConfig to run instead of the one that predicts latency"
+    )
     demo.add_argument(
         "--seed", type=int, default=1, metavar="N", help="seed of traffic and picker (default %(default)s)"
     )

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from epp.sim.bootstraps import render_bootstrap
 from epp.sim.config import SimConfig
+from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
+from epp.sim.demo_report import render_latency_report
 from epp.sim.envoyproxy import EnvoyProxy
 from epp.sim.picker_process import PickerProcess
 from epp.sim.pool import SimPool
@@ -35,13 +37,13 @@ class DemoOptions:
     Attributes:
         servers: simulated model servers.
         requests: to send.
-        config_file: EndpointPickerConfig of the picker; `None` is the built-in one.
+        config_file: EndpointPickerConfig of the picker; `None` is the profile that predicts latency.
         keep_running: after the table, until Ctrl-C.
         seed: of servers, traffic and picker.
     """
 
     servers: int = 4
-    requests: int = 300
+    requests: int = 400
     config_file: str | None = None
     keep_running: bool = False
     seed: int = 1
@@ -77,7 +79,9 @@ async def _demo(options: DemoOptions) -> int:
         envoy = await stack.enter_async_context(EnvoyProxy(bootstrap, log_path=folder / "envoy.log"))
 
         results = await _send(envoy.url, options)
-        print(f"\n{render_report(results)}\n", flush=True)
+        print(f"\n{render_report(results)}\n")
+        page = (await picker.ask("/metrics")).decode()
+        print(f"{render_latency_report(results, await picker.state(), page)}\n", flush=True)
         await _tell_where_to_look(envoy, picker, options.keep_running)
         if options.keep_running:
             print(f"\ntry it:\n  {_curl(envoy.url)}\nCtrl-C stops everything", flush=True)
@@ -87,7 +91,9 @@ async def _demo(options: DemoOptions) -> int:
 
 def _picker_arguments(options: DemoOptions, pool: SimPool) -> list[str]:
     arguments = ["--endpoints", ",".join(pool.addresses), "--seed", str(options.seed), *PICKER_FLAGS]
-    return arguments if options.config_file is None else [*arguments, "--config-file", options.config_file]
+    if options.config_file is None:
+        return [*arguments, "--config-text", PREDICTED_LATENCY_CONFIG]
+    return [*arguments, "--config-file", options.config_file]
 
 
 async def _send(url: str, options: DemoOptions) -> list[Result]:
