@@ -329,14 +329,16 @@ async def lockstep(case: Case, pid: int, port: int, seconds: float) -> tuple[flo
     await asyncio.sleep(seconds)
     done, cpu, elapsed = client.completed - done, cpu_s(pid) - cpu, time.monotonic() - started
     client.stopping = True
-    await asyncio.wait_for(client.idle.wait(), 10)
+    await asyncio.wait_for(client.idle.wait(), 60)
+    if not done:
+        raise RuntimeError("no stream was completed: take more seconds")
     return cpu / done * 1e6, done / elapsed
 
 
 # --- load that saturates ----------------------------------------------------------------------------------------------
 
 
-def saturated(h2load: str, case: Case, pid: int, port: int, seconds: float) -> tuple[float, float]:
+def saturated(h2load: str, case: Case, pid: int, port: int, streams: int) -> tuple[float, float]:
     """µs of server CPU per stream, and streams per second."""
     with tempfile.NamedTemporaryFile() as body:
         body.write(framed([message for step in case.steps for message in step.messages]))
@@ -344,14 +346,12 @@ def saturated(h2load: str, case: Case, pid: int, port: int, seconds: float) -> t
         command = [h2load, "-c1", f"-m{STREAMS_AT_ONCE}", "-w24", "-W24", "-d", body.name]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers", f"http://127.0.0.1:{port}{METHOD}"]
         cpu, started = cpu_s(pid), time.monotonic()
-        output = subprocess.run(
-            [*command, f"-D{max(1, round(seconds))}"], capture_output=True, text=True, check=True
-        ).stdout
+        output = subprocess.run([*command, f"-n{streams}"], capture_output=True, text=True, check=True).stdout
         cpu, elapsed = cpu_s(pid) - cpu, time.monotonic() - started
-    match = re.search(r"(\d+) succeeded, (\d+) failed", output)
-    if match is None or not int(match[1]):
-        raise RuntimeError(f"h2load completed nothing:\n{output}")
-    return cpu / int(match[1]) * 1e6, int(match[1]) / elapsed
+    match = re.search(r"(\d+) succeeded", output)
+    if match is None or int(match[1]) != streams:
+        raise RuntimeError(f"h2load did not complete every stream:\n{output}")
+    return cpu / streams * 1e6, streams / elapsed
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -392,10 +392,11 @@ def measure(seconds: float, rounds: int) -> list[Row]:
 
 def loads(case: Case, pid: int, port: int, seconds: float) -> Iterator[tuple[str, tuple[float, float]]]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        yield "lockstep", runner.run(lockstep(case, pid, port, seconds))
+        figures = runner.run(lockstep(case, pid, port, seconds))
+    yield "lockstep", figures
     h2load = shutil.which("h2load")
     if h2load is not None:
-        yield "saturated", saturated(h2load, case, pid, port, seconds)
+        yield "saturated", saturated(h2load, case, pid, port, max(2 * STREAMS_AT_ONCE, round(figures[1] * seconds)))
 
 
 def table(rows: Sequence[Row]) -> str:

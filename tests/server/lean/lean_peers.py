@@ -5,6 +5,7 @@ import itertools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import h2.config
 import h2.connection
@@ -160,7 +161,7 @@ class Client:
                 if self.auto_window and event.flow_controlled_length:
                     self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             case h2.events.TrailersReceived() | h2.events.ResponseReceived():
-                headers = dict(event.headers)
+                headers = {str(name): str(value) for name, value in event.headers}
                 if "grpc-status" in headers:
                     self.trailers[event.stream_id] = headers
             case h2.events.StreamReset():
@@ -206,7 +207,7 @@ def framed(*messages: bytes) -> bytes:
     return b"".join(struct.pack(">BI", 0, len(message)) + message for message in messages)
 
 
-def parse(data: bytes) -> list[Frame]:
+def parse(data: bytes) -> list[Any]:
     """Frames of a server's output, by an independent reader."""
     parsed = []
     view = memoryview(data)

@@ -5,9 +5,10 @@ import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, PingFrame, SettingsFrame
@@ -25,8 +26,6 @@ from epp.server.transport import METHOD, Stream
 ADDRESS = TcpAddress(0, "--grpc-port", "127.0.0.1")
 HANDSHAKE = PREFACE + SettingsFrame(0).serialize() + SettingsFrame(0, flags=["ACK"]).serialize()
 OPENING = HeadersFrame(1, block(), flags=["END_HEADERS"]).serialize()
-
-Serve = Callable[..., AbstractAsyncContextManager[tuple[LeanServer, list[Echo]]]]
 
 
 @asynccontextmanager
@@ -50,13 +49,13 @@ class RawClient:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    async def frame(self) -> Frame:
+    async def frame(self) -> Any:
         head = await asyncio.wait_for(self.reader.readexactly(9), 5)
         frame, length = Frame.parse_frame_header(memoryview(head))
         frame.parse_body(memoryview(await self.reader.readexactly(length)))
         return frame
 
-    async def next(self, kind: type[Frame]) -> Frame:
+    async def next(self, kind: type[Frame]) -> Any:
         """The next frame of that kind; others are passed over."""
         while not isinstance(frame := await self.frame(), kind):
             pass
