@@ -161,6 +161,19 @@ async def test_replies_come_in_order_and_half_close_ends_with_ok(channel: aio.Ch
     assert (toys.opened, toys.codes) == (1, ["OK"])
 
 
+async def test_a_client_that_blocks_is_served_too(server_of: Maker, toys: Toys) -> None:
+    server = server_of(toys)
+    await server.start()
+
+    def ask() -> list[bytes]:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            return list(channel.stream_stream(METHOD)(iter([b"a", b"three", b"last", b"never read"]), timeout=5))
+
+    assert await asyncio.to_thread(ask) == [b"a", b"1", b"2", b"3", b"last"]
+    assert (await toys.ended()).closings == [False]
+    await server.stop()
+
+
 async def test_a_cancelled_call_closes_the_exchange_once_as_cancelled(channel: aio.Channel, toys: Toys) -> None:
     call = call_on(channel)
     await talk(call, b"a")
