@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from epp.conformance.connection import Connection, Target
 from epp.conformance.http import HttpMessage
-from epp.conformance.stub import NOTHING, PLAIN, Envoy, Manner, Outcome
+from epp.conformance.manner import PLAIN, Manner
+from epp.conformance.stub import NOTHING, Envoy, Outcome
 
 
 class Level(StrEnum):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from epp.conformance import recording, report, suite
+from epp.conformance.broken import RuleBroken
 from epp.conformance.check import Check, Expectations
 from epp.conformance.connection import Connection, Target
 from epp.conformance.recording import Recorder
 from epp.conformance.replay import replay
-from epp.conformance.rules import RuleBroken
 from epp.conformance.suite import Result
 from epp.problem import Problem
 

@@ -56,7 +56,6 @@ _NAMES = (
 
 # So large that the picker is never held up by us; what it sends is kept in memory.
 _WINDOW_BYTES = 64 * 2**20
-_FRAME_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +196,7 @@ class Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._h2.initiate_connection()
-        self._h2.update_settings(
-            {SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW_BYTES, SettingCodes.MAX_FRAME_SIZE: _FRAME_BYTES}
-        )
+        self._h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW_BYTES})
         self._h2.increment_flow_control_window(_WINDOW_BYTES)
         self._flush()
 

@@ -45,9 +45,6 @@ class Modes:
     def body_of(self, side: Side) -> BodyMode:
         return self.request if side is Side.REQUEST else self.response
 
-    def __str__(self) -> str:
-        return f"{self.request.name}/{self.response.name}"
-
 
 # As gateways configure Envoy.
 FULL_DUPLEX_BOTH_WAYS = Modes()

@@ -5,6 +5,7 @@ import re
 from envoy_data_plane.envoy.config.core.v3 import HeaderValueOption, HeaderValueOptionHeaderAppendAction
 from envoy_data_plane.envoy.service.ext_proc.v3 import HeaderMutation
 
+from epp.conformance.broken import RuleBroken
 from epp.conformance.http import Pairs
 
 _Action = HeaderValueOptionHeaderAppendAction
@@ -30,8 +31,8 @@ def action_of(option: HeaderValueOption) -> HeaderValueOptionHeaderAppendAction:
     return option.append_action
 
 
-def apply(pairs: Pairs, mutation: HeaderMutation) -> tuple[Pairs, list[str], str | None]:
-    """The headers after a mutation, what Envoy forgives, and the sentence of a rule that was broken, if any was."""
+def apply(pairs: Pairs, mutation: HeaderMutation) -> tuple[Pairs, list[str]]:
+    """The headers after a mutation, and what Envoy forgives in it. Raises `RuleBroken` for what it does not."""
     after, lapses = list(pairs), []
     for name in map(str.lower, mutation.remove_headers):
         if _PROTECTED.fullmatch(name) or name.startswith(":"):
@@ -42,9 +43,9 @@ def apply(pairs: Pairs, mutation: HeaderMutation) -> tuple[Pairs, list[str], str
         name = option.header.key.lower() if option.header is not None else ""
         value = value_of(option)
         if not _NAME.fullmatch(name.removeprefix(":")):
-            return pairs, lapses, f"A mutation sets {name!r}, which is no header name."
+            raise RuleBroken(f"A mutation sets {name!r}, which is no header name.")
         if any(character in value for character in "\r\n\0"):
-            return pairs, lapses, f"A mutation sets {name!r} to a value with a line end or NUL in it."
+            raise RuleBroken(f"A mutation sets {name!r} to a value with a line end or NUL in it.")
         if _PROTECTED.fullmatch(name):
             lapses.append(f"Setting {name!r}: Envoy ignores it and counts a rejected mutation.")
             continue
@@ -57,4 +58,4 @@ def apply(pairs: Pairs, mutation: HeaderMutation) -> tuple[Pairs, list[str], str
             case _Action.OVERWRITE_IF_EXISTS | _Action.OVERWRITE_IF_EXISTS_OR_ADD:
                 after = [(key, old) for key, old in after if key != name]
         after.append((name, value))
-    return after, lapses, None
+    return after, lapses

@@ -18,11 +18,13 @@ from envoy_data_plane.envoy.service.ext_proc.v3 import (
     ProcessingResponse,
 )
 
+from epp.conformance.broken import RuleBroken
 from epp.conformance.connection import Connection
 from epp.conformance.http import BodyMode, HttpMessage, Kind, Modes, Pairs, Part, Side
+from epp.conformance.manner import Manner
 from epp.conformance.recording import Line, StreamRecorder
-from epp.conformance.rules import RuleBroken, Rules
-from epp.conformance.stub import METHOD, Manner, Stream
+from epp.conformance.rules import Rules
+from epp.conformance.stub import METHOD, Stream
 
 
 @dataclass(frozen=True, slots=True)

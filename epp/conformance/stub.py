@@ -10,10 +10,9 @@ A rule that the picker breaks is raised as `RuleBroken` by whatever is being wai
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from enum import Enum
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,52 +29,19 @@ from envoy_data_plane.envoy.service.ext_proc.v3 import (
 )
 from envoy_data_plane.google.protobuf import Struct
 
-from epp.conformance.connection import Connection, GrpcStream, Status, Target
-from epp.conformance.http import FULL_DUPLEX_BOTH_WAYS, HttpMessage, Kind, Modes, Pairs, Part, Side, parts_of
+from epp.conformance.broken import RuleBroken
+from epp.conformance.connection import Connection, GrpcStream, Target
+from epp.conformance.http import HttpMessage, Kind, Pairs, Part, Side, parts_of
+from epp.conformance.manner import PLAIN, HeaderForm, Manner, Metadatas
 from epp.conformance.recording import Recorder, StreamRecorder
-from epp.conformance.rules import RuleBroken, Rules
+from epp.conformance.rules import Rules
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DESTINATION = "x-gateway-destination-endpoint"
 LB_NAMESPACE = "envoy.lb"
 
-# Namespace to key to value; a value of `...` is none that the protocol knows.
-Metadatas = Mapping[str, Mapping[str, Any]]
-
+# No response is to come, or none is known.
 NOTHING = HttpMessage(())
-
-
-class HeaderForm(Enum):
-    """Where a header's text stands: Envoy uses `raw_value`, other proxies `value`; with both, `raw_value` counts."""
-
-    RAW = "raw_value"
-    PLAIN = "value"
-    BOTH = "both"
-
-
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """How the stub speaks, beyond what it says.
-
-    Attributes:
-        announce: send `protocol_config` with the first message. Old Envoys do not.
-        observing: observability mode: copies only, no answers taken.
-        max_headers: Envoy's limit of headers per message.
-        compress: gzip each gRPC message.
-    """
-
-    modes: Modes = FULL_DUPLEX_BOTH_WAYS
-    announce: bool = True
-    observing: bool = False
-    header_form: HeaderForm = HeaderForm.RAW
-    max_headers: int = 100
-    compress: bool = False
-    request_metadata: Metadatas | None = None
-    response_metadata: Metadatas | None = None
-    attributes: Metadatas | None = None
-
-
-PLAIN = Manner()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +49,6 @@ class Outcome:
     """What client and model server see of an exchange."""
 
     rules: Rules
-    status: Status | None
 
     @property
     def immediate(self) -> ImmediateResponse | None:
@@ -284,7 +249,7 @@ class Stream:
         if self._leaving and status is not None and status.code != 0:
             raise RuleBroken(f"The stream ended with {status.name} ({status.message}) after Envoy had half-closed it.")
         self.rules.check_lengths()
-        return Outcome(self.rules, status)
+        return Outcome(self.rules)
 
     async def leave(self) -> None:
         if not self._read_all:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from epp.conformance.broken import RuleBroken
 from epp.conformance.check import Bench, Check, Expectations, Failed, Level, NotApplicable
 from epp.conformance.checks import (
     bodies,
@@ -22,7 +23,6 @@ from epp.conformance.checks import (
 )
 from epp.conformance.connection import Connection, Target
 from epp.conformance.recording import Recorder
-from epp.conformance.rules import RuleBroken
 from epp.conformance.stub import Envoy
 from epp.problem import Problem
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from bad_picker import Fault, Picker, immediate, no_fault, streamed
 
+from epp.conformance.broken import RuleBroken
 from epp.conformance.checks._http import answer, bodyless, completion, post
 from epp.conformance.connection import Connection, Target
 from epp.conformance.http import BodyMode, Modes
+from epp.conformance.manner import Manner
 from epp.conformance.recording import Line, Recorder, load, parse
 from epp.conformance.replay import replay
-from epp.conformance.rules import RuleBroken
-from epp.conformance.stub import Envoy, Manner
+from epp.conformance.stub import Envoy
 from epp.problem import Problem
 
 POST = post([completion()[:10], completion()[10:]])

@@ -10,12 +10,13 @@ import pytest
 from bad_picker import ADDRESS, DESTINATION, EndStream, Fault, Picker, immediate, route, set_header, streamed
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
+from epp.conformance.broken import RuleBroken
 from epp.conformance.check import Expectations
 from epp.conformance.checks._http import answer, bodyless, completion, post
 from epp.conformance.connection import Target
 from epp.conformance.http import BodyMode, HttpMessage, Modes, Side, parts_of
-from epp.conformance.rules import RuleBroken
-from epp.conformance.stub import NOTHING, PLAIN, Envoy, Manner, Outcome
+from epp.conformance.manner import PLAIN, Manner
+from epp.conformance.stub import NOTHING, Envoy, Outcome
 from epp.conformance.suite import Result, Verdict, chosen, run_one
 
 FULL_DUPLEX, BUFFERED, STREAMED = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED, BodyMode.STREAMED

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from epp.conformance.check import Bench, NotApplicable, expect, must, should
 from epp.conformance.checks._http import answer, ask, completion, events, post, stream_of
 from epp.conformance.http import BodyMode, HttpMessage, Kind, Modes, Part, Side
-from epp.conformance.stub import Manner, Outcome
+from epp.conformance.manner import Manner
+from epp.conformance.stub import Outcome
 
 # Envoy's pieces are at most its connection buffer: 1 MiB by default, often set to 32 KiB.
 ENVOY_PIECE_BYTES = 2**20

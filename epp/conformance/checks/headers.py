@@ -4,10 +4,10 @@ import asyncio
 
 from epp.conformance.check import Bench, expect, must, should
 from epp.conformance.checks._http import answer, ask, completion, post
+from epp.conformance.direction import Direction
 from epp.conformance.http import Pairs
+from epp.conformance.manner import Manner
 from epp.conformance.mutation import value_of
-from epp.conformance.rules import Direction
-from epp.conformance.stub import Manner
 
 SEVERAL = [("x-several", "one"), ("x-several", "two"), ("x-single", "three"), ("x-several", "four")]
 COOKIES = [("set-cookie", "a=1"), ("set-cookie", "b=2"), ("x-several", "one"), ("x-several", "two")]

@@ -5,7 +5,8 @@ from itertools import product
 from epp.conformance.check import Bench, Check, Level, expect, must, should
 from epp.conformance.checks._http import answer, ask, bodyless, completion, events, post, stream_of
 from epp.conformance.http import BodyMode, Modes
-from epp.conformance.stub import Manner, Outcome
+from epp.conformance.manner import Manner
+from epp.conformance.stub import Outcome
 
 FULL_DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 TRAILERS = [("x-last", "1")]

@@ -8,8 +8,9 @@ from epp.conformance.checks._http import ask, bodyless, completion, post
 from epp.conformance.checks.destination import STEERING
 from epp.conformance.checks.subset_hint import hint
 from epp.conformance.http import BodyMode, Modes, Side
+from epp.conformance.manner import Manner
 from epp.conformance.mutation import value_of
-from epp.conformance.stub import Manner, Outcome
+from epp.conformance.stub import Outcome
 
 REASON = "x-llm-d-request-dropped-reason"
 OBJECTIVE = "x-llm-d-inference-objective"

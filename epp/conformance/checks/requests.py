@@ -6,7 +6,7 @@ import json
 from epp.conformance.check import Bench, expect, must, should
 from epp.conformance.checks._http import MODEL, answer, ask, bodyless, completion, post
 from epp.conformance.http import HttpMessage, Kind, Part, Side
-from epp.conformance.stub import HeaderForm, Manner
+from epp.conformance.manner import HeaderForm, Manner
 
 MESSAGES = [{"role": "user", "content": "How are you?"}]
 BODIES: dict[str, dict[str, object]] = {

@@ -8,7 +8,8 @@ import urllib.request
 from epp.conformance.check import Bench, NotApplicable, expect, must, should
 from epp.conformance.checks._http import answer, ask, bodyless, completion, events, post, stream_of
 from epp.conformance.http import Kind, Part, Side
-from epp.conformance.stub import LB_NAMESPACE, Manner
+from epp.conformance.manner import Manner
+from epp.conformance.stub import LB_NAMESPACE
 
 SERVED = "x-gateway-destination-endpoint-served"
 SERVED_TOLD = "x-conformance-test-served-endpoint"

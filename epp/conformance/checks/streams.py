@@ -6,7 +6,8 @@ from epp.conformance.check import Bench, Failed, expect, must, should
 from epp.conformance.checks._http import answer, ask, completion, events, post, stream_of
 from epp.conformance.connection import OK, UNIMPLEMENTED
 from epp.conformance.http import BodyMode, Kind, Modes, Part, Side
-from epp.conformance.stub import METHOD, Manner, Stream
+from epp.conformance.manner import Manner
+from epp.conformance.stub import METHOD, Stream
 
 A_MOMENT_S = 0.05
 

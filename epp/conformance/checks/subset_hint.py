@@ -6,7 +6,8 @@ from typing import Any
 from epp.conformance.check import Bench, NotApplicable, expect, must, should
 from epp.conformance.checks._http import ask, bodyless, completion, post
 from epp.conformance.http import Kind, Part, Side
-from epp.conformance.stub import Manner, Outcome
+from epp.conformance.manner import Manner
+from epp.conformance.stub import Outcome
 
 NAMESPACE = "envoy.lb.subset_hint"
 KEY = "x-gateway-destination-endpoint-subset"
