@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SERVE ?=
+SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo test fuzz lint format clean
 
 help: ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +33,9 @@ test: $(VENV)/.installed-test ## everything: lint, types, layers, unit, property
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
+
+fuzz: $(VENV)/.installed-test ## new inputs for every parser of foreign bytes, SECONDS=60 for each
+	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
 
 lint: $(VENV)/.installed-test ## the checks of `make test` without the tests
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from epp.config.errors import ConfigError
 from epp.config.resolve import load_config
 from epp.endings import EndCause
 from epp.inference.apis import Parsers
+from epp.inference.first_token import has_token
 from epp.inference.parse import BadRequest, parse_request
 from epp.inference.render import MediaEstimate, render_prompt
 from epp.inference.request import Api, Usage
@@ -230,6 +231,8 @@ def response(data: bytes) -> None:
     assert all(len(payload) <= 200 for payload in readings[0])
     if b'"model"' not in body:
         assert rewritten[0] == body
+    for payload in readings[0]:
+        assert has_token(api, payload) in (True, False)
     usage = usage_from_json(api, body)
     assert all(count is None or count >= 0 for count in (usage.prompt_tokens, usage.completion_tokens))
 
