@@ -10,6 +10,7 @@ from typing import Any
 import h2.config
 import h2.connection
 import h2.events
+from hpack import Encoder
 from hyperframe.frame import Frame, SettingsFrame
 
 from epp.server.lean.calls import Clockwork
@@ -201,6 +202,13 @@ class Client:
 
     def status(self, stream_id: int) -> str | None:
         return self.trailers.get(stream_id, {}).get("grpc-status")
+
+
+def block(headers: Sequence[tuple[str, str]] = REQUEST) -> bytes:
+    """As a client encodes them that knows our header table has no room."""
+    encoder = Encoder()
+    encoder.header_table_size = 0
+    return encoder.encode(headers)
 
 
 def framed(*messages: bytes) -> bytes:

@@ -20,16 +20,10 @@ from hyperframe.frame import (
     SettingsFrame,
     WindowUpdateFrame,
 )
-from lean_peers import PREFACE, REQUEST, Client, Server, framed, greeted, parse
+from lean_peers import PREFACE, REQUEST, Client, Server, block, framed, greeted, parse
 
 from epp.server.lean.frames import ErrorCode
 from epp.server.lean.limits import LeanOptions
-
-
-def block(headers: list[tuple[str, str]] = REQUEST) -> bytes:
-    encoder = Encoder()
-    encoder.header_table_size = 0
-    return encoder.encode(headers)
 
 
 def opening(stream_id: int = 1, *flags: str) -> bytes:

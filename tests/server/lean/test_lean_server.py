@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, PingFrame, SettingsFrame
-from lean_peers import PREFACE, Echo, framed
-from test_lean_connection import block
+from lean_peers import PREFACE, Echo, block, framed
 
 from epp.server.health import HealthState
 from epp.server.lean.limits import LeanOptions
