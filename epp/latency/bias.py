@@ -31,7 +31,7 @@ _FRESH_START_SAMPLES = 6.0  # what the fast mean is worth when it takes over
 class _Track:
     mean: float = 0.0
     fast: float = 0.0
-    deviation: float = 0.3  # mean absolute distance of a sample from the mean
+    deviation: float = 0.3  # mean absolute distance of a sample from the fast mean
     samples: float = 0.0
 
     @property
@@ -67,9 +67,9 @@ class EndpointBias:
         rate = max(_SLOW, 1.0 / track.samples)
         track.mean += rate * distance
         track.fast += _FAST * (log_ratio - track.fast)
-        # A distance beyond a few deviations is the change itself rather than the noise around it.
-        noise = min(abs(distance), 4.0 * track.deviation)
-        track.deviation += max(0.03, min(0.2, 1.0 / track.samples)) * (noise - track.deviation)
+        # Around the fast mean, as a change of the server is not noise; what is far out is worth only so much.
+        noise = min(abs(log_ratio - track.fast), 4.0 * track.deviation)
+        track.deviation += max(_SLOW, min(_FAST, 1.0 / track.samples)) * (noise - track.deviation)
         drifted = track.samples > 2.0 * _FRESH_START_SAMPLES and self._has_drifted(track)
         if drifted:
             track.mean = track.fast

@@ -62,7 +62,7 @@ FEATURES: tuple[Feature, ...] = (
         "tokens",
         "derived",
         "`prefill_tokens_before` and `uncached_tokens` together: the prefill until this request's first token",
-        frozenset({_TTFT, _E2E}),
+        _ALL,
     ),
     Feature("waiting_requests", "requests", "metrics", "requests in the server's queue"),
     Feature("running_requests", "requests", "metrics", "requests in the server's batch"),

@@ -2,6 +2,8 @@
 
     magic · SHA-256 of all that follows · length of the header · header (JSON) · trees (XGBoost's UBJSON) · rows (npz)
 
+The header is the state's metadata and the lengths of what comes after it.
+
 Whatever is off (another version, other features, a bit that fell over) leads to a clean "untrained" with its reason,
 never to an exception and never to a wrong prediction. Nothing in the file is code: no pickles.
 """
@@ -11,20 +13,21 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+import numpy.typing as npt
 import xgboost
 
 from epp.latency.buffer import Rows, bucket_of
 from epp.latency.features import FEATURE_SET_HASH, FEATURES
 from epp.latency.model import Model, TargetTrees
 from epp.latency.predictor import Predictor, PredictorOptions, PredictorState
-from epp.latency.types import Target
+from epp.latency.types import FloatArray, Target
 
 FORMAT_VERSION = 1
 _MAGIC = b"headroom-latency"
@@ -43,34 +46,38 @@ class Loaded:
 
 def dump(state: PredictorState) -> bytes:
     """The file's content."""
+    header = metadata_of(state)
     blobs: list[bytes] = []
-    trees: dict[str, Any] = {}
     for target, of_target in ({} if state.model is None else state.model.targets).items():
         pair = [bytes(booster.save_raw("ubj")) for booster in (of_target.mean, of_target.spread)]
+        header["trees"][target.value]["bytes"] = [len(blob) for blob in pair]
         blobs += pair
-        trees[target.value] = {name: getattr(of_target, name) for name in _TREE_FIELDS} | {
-            "bytes": [len(blob) for blob in pair]
-        }
     rows = io.BytesIO()
     np.savez(rows, features=state.rows.features, actual_ms=state.rows.actual_ms, at_s=state.rows.at_s)
     blobs.append(rows.getvalue())
-    header = {
+    header |= {"rows_bytes": len(blobs[-1]), "endpoint_ids": list(state.rows.endpoint_ids)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    body = b"".join([len(text).to_bytes(_LENGTH_BYTES, "big"), text, *blobs])
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def metadata_of(state: PredictorState) -> dict[str, Any]:
+    """All of a state but the trees themselves and the rows, as plain values."""
+    return {
         "format": FORMAT_VERSION,
         "feature_set": FEATURE_SET_HASH,
         "features": [feature.name for feature in FEATURES],
         "model_version": state.model_version,
         "model_age_s": state.model_age_s,
-        "trees": trees,
-        "rows_bytes": len(blobs[-1]),
-        "endpoint_ids": list(state.rows.endpoint_ids),
+        "trees": {
+            target.value: {name: getattr(of_target, name) for name in _TREE_FIELDS}
+            for target, of_target in ({} if state.model is None else state.model.targets).items()
+        },
         "prior": state.prior,
         "bias": state.bias,
         "calibration": state.calibration,
         "samples_by_endpoint": state.samples_by_endpoint,
     }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    body = b"".join([len(text).to_bytes(_LENGTH_BYTES, "big"), text, *blobs])
-    return _MAGIC + hashlib.sha256(body).digest() + body
 
 
 def header_of(content: bytes) -> dict[str, Any]:
@@ -91,13 +98,25 @@ def header_of(content: bytes) -> dict[str, Any]:
 
 def load(content: bytes) -> Loaded:
     """The state in a file, checked so far that a predictor takes it."""
+    return checked(lambda: _parse(content))
+
+
+def checked(read: Callable[[], PredictorState]) -> Loaded:
+    """What `read` finds, if a predictor takes it; and in one line why not, if not."""
     try:
-        header = header_of(content)
-        if header["feature_set"] != FEATURE_SET_HASH:
-            raise ValueError("made for other features")
-        state = _state_of(header, content)
+        state = read()
         Predictor(PredictorOptions(buffer_rows=1)).restore(state, 0.0)
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError, EOFError, OSError, BadZipFile) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        OverflowError,
+        EOFError,
+        OSError,
+        BadZipFile,
+    ) as error:
         return Loaded(None, _one_line(error))
     except xgboost.core.XGBoostError:
         return Loaded(None, "the trees are not XGBoost's")
@@ -118,18 +137,46 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def _state_of(header: Mapping[str, Any], content: bytes) -> PredictorState:
+def _parse(content: bytes) -> PredictorState:
+    header = header_of(content)
     position = header["blobs_at"]
+
+    def next_blob(size: int) -> bytes:
+        nonlocal position
+        position += size
+        return content[position - size : position]
+
+    check_features(header)
+    boosters = {name: [next_blob(size) for size in fields["bytes"]] for name, fields in header["trees"].items()}
+    with np.load(io.BytesIO(next_blob(header["rows_bytes"])), allow_pickle=False) as arrays:
+        features, actual_ms, at_s = arrays["features"], arrays["actual_ms"], arrays["at_s"]
+    return state_of(header, boosters, features, actual_ms, at_s, header["endpoint_ids"])
+
+
+def check_features(metadata: Mapping[str, Any]) -> None:
+    """Raises ValueError or KeyError if this describes a model for another table of features."""
+    if metadata["feature_set"] != FEATURE_SET_HASH:
+        raise ValueError("made for other features")
+
+
+def state_of(
+    metadata: Mapping[str, Any],
+    boosters: Mapping[str, Sequence[bytes]],
+    features: npt.NDArray[Any],
+    actual_ms: FloatArray,
+    at_s: FloatArray,
+    endpoint_ids: Sequence[str],
+) -> PredictorState:
+    """The state from its parts. Raises much, for parts that do not belong together; see `checked`.
+
+    Args:
+        metadata: see `metadata_of`.
+        boosters: by target, mean and spread in any format of XGBoost's own.
+        features, actual_ms, at_s, endpoint_ids: as in `Rows`, times as in `PredictorState`.
+    """
     targets: dict[Target, TargetTrees] = {}
-    for name, fields in header["trees"].items():
-        pair = []
-        for size in fields["bytes"]:
-            booster = xgboost.Booster({"nthread": 1}, model_file=bytearray(content[position : position + size]))
-            if booster.num_features() != len(FEATURES):
-                raise ValueError("the trees have other features")
-            pair.append(booster)
-            position += size
-        mean, spread = pair
+    for name, fields in metadata["trees"].items():
+        mean, spread = (_booster(blob) for blob in boosters[name])
         low, high = (float(bound) for bound in fields["log_prior_range"])
         targets[Target(name)] = TargetTrees(
             mean,
@@ -140,24 +187,28 @@ def _state_of(header: Mapping[str, Any], content: bytes) -> PredictorState:
             float(fields["score"]),
             float(fields["champion_score"]),
         )
-    with np.load(io.BytesIO(content[position : position + header["rows_bytes"]]), allow_pickle=False) as arrays:
-        features, actual_ms, at_s = arrays["features"], arrays["actual_ms"], arrays["at_s"]
-    endpoint_ids = [str(endpoint_id) for endpoint_id in header["endpoint_ids"]]
-    count = len(endpoint_ids)
-    if (features.dtype, features.shape) != (np.dtype(np.float32), (count, len(FEATURES))):
+    ids = [str(endpoint_id) for endpoint_id in endpoint_ids]
+    if (features.dtype, features.shape) != (np.dtype(np.float32), (len(ids), len(FEATURES))):
         raise ValueError("the rows have other features")
-    if actual_ms.shape != (count, len(Target)) or at_s.shape != (count,) or not np.isfinite(at_s).all():
+    if actual_ms.shape != (len(ids), len(Target)) or at_s.shape != (len(ids),) or not np.isfinite(at_s).all():
         raise ValueError("the rows are incomplete")
     return PredictorState(
         model=Model(targets) if targets else None,
-        model_version=int(header["model_version"]),
-        model_age_s=None if header["model_age_s"] is None else float(header["model_age_s"]),
-        prior=header["prior"],
-        bias=header["bias"],
-        calibration=header["calibration"],
-        samples_by_endpoint=header["samples_by_endpoint"],
-        rows=Rows(features, actual_ms, at_s, endpoint_ids, np.array([bucket_of(row) for row in features], np.intp)),
+        model_version=int(metadata["model_version"]),
+        model_age_s=None if metadata["model_age_s"] is None else float(metadata["model_age_s"]),
+        prior=metadata["prior"],
+        bias=metadata["bias"],
+        calibration=metadata["calibration"],
+        samples_by_endpoint=metadata["samples_by_endpoint"],
+        rows=Rows(features, actual_ms, at_s, ids, np.array([bucket_of(row) for row in features], np.intp)),
     )
+
+
+def _booster(blob: bytes) -> xgboost.Booster:
+    booster = xgboost.Booster({"nthread": 1}, model_file=bytearray(blob))
+    if booster.num_features() != len(FEATURES):
+        raise ValueError("the trees have other features")
+    return booster
 
 
 def _one_line(error: BaseException) -> str:

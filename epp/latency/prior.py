@@ -26,7 +26,7 @@ from epp.latency.features import COLUMN, FEATURES, FeatureMatrix
 from epp.latency.types import FloatArray, Target
 
 _DISCOUNT = 0.9995  # per sample: some 2,000 samples are remembered
-_TRUST_IN_DEFAULT = 1.0  # the defaults weigh as much as this many samples
+_TRUST_IN_DEFAULT = 0.02  # in samples that a term explains alone: little, as terms that matter explain small shares
 _CLIP = 4.0
 _EAGER_SAMPLES = 256  # so long the fit is renewed with every sample, then with every eighth
 _SWEEPS = 6

@@ -30,6 +30,8 @@ class Source(Enum):
 class Situation:
     """What is known of a request and of each candidate at the moment of decision. One row per candidate.
 
+    Rows may also be of several requests: then what is said of the request has one number per row.
+
     Arrays have one float per candidate; NaN is not known. A row that lacks what a feature needs is still predicted if
     the model can do without, and is NaN in the prediction if not; it never spoils its neighbours.
 
@@ -46,8 +48,8 @@ class Situation:
     """
 
     endpoint_ids: Sequence[str]
-    prompt_tokens: float
-    max_output_tokens: float
+    prompt_tokens: float | FloatArray
+    max_output_tokens: float | FloatArray
     is_prefill: npt.NDArray[np.bool_]
     uncached_tokens: FloatArray
     waiting_requests: FloatArray
