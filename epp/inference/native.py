@@ -37,9 +37,7 @@ def _with_media(packed: bytes, features: Mapping[str, object]) -> bytes:
     if not isinstance(hashes, dict) or not isinstance(placeholders, dict):
         return packed
     tokens = bytearray(packed)
-    room = (
-        len(packed) // 4
-    )  # placeholders do not overlap; spans that all claim the whole prompt must not cost its square
+    room = len(packed) // 4  # spans do not overlap; some that all claim the whole prompt must not cost its square
     for modality, names in hashes.items():
         ranges = placeholders.get(modality)
         if not isinstance(names, list) or not isinstance(ranges, list):
