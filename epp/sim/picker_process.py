@@ -47,6 +47,7 @@ class PickerProcess:
     async def start(self) -> None:
         """Return when it serves. Raises `PickerError`, with the process gone, if it does not."""
         self._ports_file.unlink(missing_ok=True)
+        self.ports = {}  # of a life before
         command = [sys.executable, "-m", "epp.cli", "serve", *self._arguments, "--host", "127.0.0.1"]
         command += ["--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
         command += ["--ports-file", str(self._ports_file)]
