@@ -21,6 +21,7 @@ from epp.plugins._prediction_budget import PredictionBudget
 from epp.plugins._signals import is_fresh
 from epp.plugins._slo import Slo, opted_in, slo_of
 from epp.plugins._slow_start import SlowStartTracker
+from epp.plugins._unseen_first_tokens import UnseenFirstTokens
 from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle, Observation
@@ -36,8 +37,8 @@ from epp.scheduling.data import (
     InFlightLoad,
     IntArray,
 )
-from epp.scheduling.decision import Decision
-from epp.scheduling.plugin import EndHook, PreRequest, Producer, Services
+from epp.scheduling.decision import Decision, Denial
+from epp.scheduling.plugin import EndHook, PreRequest, Producer, RequestProcessor, Services
 
 PREFILL = "prefill"
 _DUMPED_ENDPOINTS = 100
@@ -62,7 +63,7 @@ class _Asked:
     booked: tuple[str, float] | None = None
 
 
-class PredictedLatencyProducer(Producer, PreRequest, EndHook):
+class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, EndHook):
     """Publishes TTFT and TPOT of the request on each candidate, and whether that is within its targets.
 
     *Targets*: `x-llm-d-slo-ttft-ms` and `x-llm-d-slo-tpot-ms`, or `x-slo-ttft-ms` and `x-slo-tpot-ms`. A missing one
@@ -72,7 +73,7 @@ class PredictedLatencyProducer(Producer, PreRequest, EndHook):
     a server predicted at 35 ms has a headroom of −5 ms. Servers that only prefill have no TPOT.
 
     *Streams*: the first that the client sees of an answer that does not stream is its end, so there the end-to-end
-    time stands for TTFT, and there is no TPOT.
+    time stands for TTFT, and there is no TPOT. Its prompt counts as prefilled from when that was predicted.
 
     *Opting out*: `x-prediction-based-scheduling: false`. Such requests are still learned from.
 
@@ -93,6 +94,7 @@ class PredictedLatencyProducer(Producer, PreRequest, EndHook):
         self._budget = PredictionBudget(parameters.budget_ms / 1e3, services.timer)
         self._targets = RunningTargets()
         self._judge = Judge(self._targets, parameters.slo_buffer_factor, parameters.like_llm_d)
+        self._unseen = UnseenFirstTokens(services.ledger)
         self._slow_start = SlowStartTracker(parameters.slow_start_samples, parameters.failure_threshold)
         self._match_key = PREFIX_MATCH.by(parameters.prefix_match_info_producer_name)
         self._load_key = IN_FLIGHT_LOAD.by(parameters.in_flight_load_producer_name)
@@ -114,6 +116,11 @@ class PredictedLatencyProducer(Producer, PreRequest, EndHook):
         return self._prediction_key, self._slow_start_key
 
     # --- before the choice ------------------------------------------------------------------------------------------
+
+    def process_request(self, cycle: Cycle) -> Denial | None:
+        """Before anybody looks at the load, bring it up to date."""
+        self._unseen.catch_up(cycle.now_s)
+        return None
 
     def produce(self, cycle: Cycle, candidates: Candidates) -> None:
         if not cycle.request.generates:
@@ -240,8 +247,11 @@ class PredictedLatencyProducer(Producer, PreRequest, EndHook):
         if asked.prediction is not None:
             asked.promises = promises_of(asked.prediction, asked.rows, rows_at_work(decision))
             asked.prediction = None
-        if asked.used and row in asked.promises:
-            cycle.notes[self.name] = described(asked.promises[row])
+        promise = asked.promises.get(row)
+        if asked.used and promise is not None:
+            cycle.notes[self.name] = described(promise)
+        if not cycle.request.streaming and promise is not None and Target.TTFT in promise.targets:
+            self._unseen.expect(cycle.request.id, cycle.now_s + promise.targets[Target.TTFT].mean_ms / 1e3)
         slow_start = cycle.get(self._slow_start_key)
         if slow_start is not None and slow_start.turn == row:
             self._observe(cycle, "slow_start_requests", 1)
