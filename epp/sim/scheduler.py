@@ -85,19 +85,21 @@ class Scheduler:
 
     def _cover(self, sequence: Sequence, tokens: int) -> bool:
         """Make sure that the sequence's blocks can take `tokens` more; False if the cache has not enough free ones."""
-        missing = _blocks_for(sequence.computed_tokens + tokens, self._config.block_tokens) - len(sequence.blocks)
+        covered = sequence.computed_tokens + tokens
+        missing = _blocks_for(covered, self._config.block_tokens) - len(sequence.blocks)
         if missing > 0:
             fresh = self.kv.hold((), missing)
             if fresh is None:
                 return False
             sequence.blocks += fresh
-        self._publish(sequence, sequence.computed_tokens + tokens)
+        if sequence.published_blocks < len(sequence.request.block_hashes):
+            self._publish(sequence, covered)
         return True
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
         """Let others find the full prompt blocks among the first `tokens` tokens: this step computes them."""
         hashes = sequence.request.block_hashes
-        if not self._config.prefix_caching or sequence.published_blocks >= len(hashes):
+        if not self._config.prefix_caching:
             return
         full = min(tokens // self._config.block_tokens, len(hashes))
         for i in range(sequence.published_blocks, full):
@@ -114,6 +116,8 @@ class Scheduler:
 
     def _admit(self, budget: int) -> list[tuple[Sequence, int]]:
         """Move waiting sequences into the batch, in order; those whose adapter finds no place are passed over."""
+        if not self.waiting:
+            return []
         admitted: list[tuple[Sequence, int]] = []
         deferred: list[Sequence] = []
         adapters = set(adapters_of(self.running))

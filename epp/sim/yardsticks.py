@@ -1,0 +1,59 @@
+"""What the requests of a lab run add up to. A figure of nothing is `None`."""
+
+from collections.abc import Iterable, Sequence
+from math import ceil
+
+from epp.latency.types import Target
+from epp.sim.lab import Served
+
+
+def percentile(values: Iterable[float], ratio: float) -> float | None:
+    """The smallest value that at least `ratio` (0..1] of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(ceil(ratio * len(ordered)), 1) - 1] if ordered else None
+
+
+def mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return sum(values) / len(values) if values else None
+
+
+def actual_ms(served: Iterable[Served], target: Target) -> list[float]:
+    return [s.actual_ms[target] for s in served if target in s.actual_ms]
+
+
+def relative_errors(served: Iterable[Served], target: Target) -> list[float]:
+    """|actual - predicted| / actual of the server that was chosen; their mean is the MAPE of what was served."""
+    return [
+        abs(s.actual_ms[target] - s.promised[target].mean_ms) / s.actual_ms[target]
+        for s in served
+        if target in s.actual_ms and target in s.promised
+    ]
+
+
+def coverage(served: Iterable[Served], target: Target, quantile: float) -> float | None:
+    """The share of actual values that did not exceed their bound; a good bound covers `quantile` of them."""
+    return mean(
+        float(s.actual_ms[target] <= s.promised[target].bounds_ms[quantile])
+        for s in served
+        if target in s.actual_ms and quantile in getattr(s.promised.get(target), "bounds_ms", ())
+    )
+
+
+def attainment(served: Iterable[Served], ttft_ms: float, tpot_ms: float) -> float | None:
+    """The share of streams, failed and refused ones included, that kept both targets."""
+    return mean(
+        float(s.actual_ms.get(Target.TTFT, float("inf")) <= ttft_ms and s.actual_ms.get(Target.TPOT, 0.0) <= tpot_ms)
+        for s in served
+        if s.streamed
+    )
+
+
+def share(served: Sequence[Served], server: str) -> float | None:
+    """Of the requests, those that were sent there."""
+    return mean(float(s.server == server) for s in served)
+
+
+def between(served: Iterable[Served], from_s: float, to_s: float) -> list[Served]:
+    """Those that arrived within [from_s, to_s)."""
+    return [s for s in served if from_s <= s.at_s < to_s]
