@@ -77,7 +77,7 @@ class ConstantPick:
                 step.replies.extend(self._conversation.respond({}))
         return step.replies
 
-    def closed(self, *, cancelled: bool) -> None:
+    def closed(self, *, cancelled: bool, lost: bool = False) -> None:
         self._conversation.closed()
 
 
@@ -94,7 +94,7 @@ class Recorded:
         self.finished = self._left == 0
         return next(self._answers)
 
-    def closed(self, *, cancelled: bool) -> None:
+    def closed(self, *, cancelled: bool, lost: bool = False) -> None:
         pass
 
 

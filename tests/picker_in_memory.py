@@ -113,8 +113,8 @@ class Talk:
             self._replies += self.exchange.receive(message)
         return self
 
-    def close(self, *, cancelled: bool = False) -> None:
-        self.exchange.closed(cancelled=cancelled)
+    def close(self, *, cancelled: bool = False, lost: bool = False) -> None:
+        self.exchange.closed(cancelled=cancelled, lost=lost)
 
 
 class World:

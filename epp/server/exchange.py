@@ -108,9 +108,9 @@ class Exchange:
             assignment.response_processing_s += self._clock() - started_s
         return replies
 
-    def closed(self, *, cancelled: bool) -> None:
-        """The stream is over: half-closed by the peer, cancelled, or broken with the connection."""
-        for event in self._conversation.closed(broken=self._broken):
+    def closed(self, *, cancelled: bool, lost: bool = False) -> None:
+        """The stream is over: half-closed by the peer, cancelled, or lost with the connection."""
+        for event in self._conversation.closed(broken=self._broken or lost):
             self._on_event(event)
         self._cancel_deadline()
         if self._assignment is not None:  # an error may have swallowed the end; otherwise this changes nothing

@@ -31,10 +31,13 @@ class Exchange(Protocol):
     def receive(self, data: bytes) -> list[bytes]:
         """Take one message, return the replies that are due. `ProtocolError` ends the stream as INVALID_ARGUMENT."""
 
-    def closed(self, *, cancelled: bool) -> None:
+    def closed(self, *, cancelled: bool, lost: bool = False) -> None:
         """The stream is over. Called exactly once.
 
-        `cancelled`: the peer reset the stream or the connection is gone. False: the peer half-closed, or we ended it.
+        Args:
+            cancelled: the peer reset the stream or the connection is gone. False: the peer half-closed, or we ended it.
+            lost: the connection is gone, so nothing is known of how the exchange went on. A transport that cannot tell
+                this from a reset leaves it False.
         """
 
 

@@ -251,6 +251,7 @@ WAYS: dict[str, tuple[Ending, str]] = {
         lambda _, t: (t.send(response_headers(200, SSE), response_body(b"data")), t.close(cancelled=True)),
         "client_gone",
     ),
+    "lost with its connection": (lambda _, t: t.close(cancelled=True, lost=True), "lost"),
     "the last byte": (lambda _, t: answer(t), "natural"),
     "trailers": (
         lambda _, t: t.send(response_headers(200, SSE), response_body(b"data"), response_trailers()),

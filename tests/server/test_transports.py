@@ -51,7 +51,7 @@ class ToyExchange:
                 return [b"1", b"2", b"3"]
         return [data]
 
-    def closed(self, *, cancelled: bool) -> None:
+    def closed(self, *, cancelled: bool, lost: bool = False) -> None:
         self.closings.append(cancelled)
         self.closed_event.set()
 

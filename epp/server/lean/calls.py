@@ -121,7 +121,7 @@ class Calls:
     def cut(self) -> None:
         """The connection is gone, and all of them with it."""
         while self._streams:
-            self._forget(self._streams.popitem()[1], Status.CANCELLED, cancelled=True)
+            self._forget(self._streams.popitem()[1], Status.CANCELLED, cancelled=True, lost=True)
 
     def _ended(self, queue: SendQueue) -> None:
         """Our last frame is on its way."""
@@ -136,8 +136,8 @@ class Calls:
         """Tell the peer to send no more on a stream that is answered (RFC 9113, section 8.1)."""
         self.sender.out.append(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
 
-    def _forget(self, stream: LeanStream, status: Status, *, cancelled: bool) -> None:
+    def _forget(self, stream: LeanStream, status: Status, *, cancelled: bool, lost: bool = False) -> None:
         """`stream` is no longer among the open ones."""
         self._unfinished_bytes -= stream.reader.unfinished_bytes
         self.sender.drop(stream.queue)
-        stream.close(status, cancelled=cancelled)
+        stream.close(status, cancelled=cancelled, lost=lost)

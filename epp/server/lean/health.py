@@ -37,7 +37,7 @@ class _Check:
         self.finished = True
         return [self._service.answer(_asked_service(data)).SerializeToString()]
 
-    def closed(self, *, cancelled: bool) -> None:
+    def closed(self, *, cancelled: bool, lost: bool = False) -> None:
         pass
 
 
@@ -63,7 +63,7 @@ class _Watch:
             self._telling = asyncio.get_running_loop().create_task(self._tell(service))
         return []
 
-    def closed(self, *, cancelled: bool) -> None:
+    def closed(self, *, cancelled: bool, lost: bool = False) -> None:
         if self._telling is not None:
             self._telling.cancel()
 

@@ -135,7 +135,7 @@ class LeanStream:
         if self._ends_with_requests:
             self.queue.end(Status.OK)
 
-    def close(self, status: Status, *, cancelled: bool) -> None:
+    def close(self, status: Status, *, cancelled: bool, lost: bool = False) -> None:
         """The stream is over; harmless when repeated."""
         if self._closed:
             return
@@ -146,7 +146,7 @@ class LeanStream:
             self._observer.stream_closed(status.text, self._clock() - self._opened_s)
         if self._exchange is not None:
             try:
-                self._exchange.closed(cancelled=cancelled)
+                self._exchange.closed(cancelled=cancelled, lost=lost)
             except Exception:
                 logger.exception("an exchange failed to close")
 

@@ -39,6 +39,7 @@ class Echo:
         self.finished = False
         self.received: list[bytes] = []
         self.closings: list[bool] = []
+        self.lost = False
 
     def receive(self, data: bytes) -> list[bytes]:
         assert not self.closings
@@ -54,8 +55,9 @@ class Echo:
                 self.finished = True
         return [data]
 
-    def closed(self, *, cancelled: bool) -> None:
+    def closed(self, *, cancelled: bool, lost: bool = False) -> None:
         self.closings.append(cancelled)
+        self.lost = lost
 
 
 class FakeTime:

@@ -425,6 +425,7 @@ def test_a_reset_closes_the_exchange_once_as_cancelled_and_frees_the_stream() ->
     assert server.talk(reset) == b""
     assert server.talk(reset) == b""
     assert server.exchanges[0].closings == [True]
+    assert not server.exchanges[0].lost
     assert server.codes == ["Canceled"]
     assert server.connection.open_streams == 0
 
@@ -450,6 +451,7 @@ def test_a_lost_connection_closes_every_exchange_once() -> None:
     client.server.connection.lost()
     client.server.connection.lost()
     assert [exchange.closings for exchange in client.server.exchanges] == [[True]] * 5
+    assert all(exchange.lost for exchange in client.server.exchanges)
     client.server.assert_each_closed_once()
 
 
