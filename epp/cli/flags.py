@@ -21,7 +21,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_port(group: Any, flag: str, default: int, what: str) -> None:
     group.add_argument(
-        flag, type=_port, default=default, metavar="PORT", help=f"{what} (default {default}; 0: any free one)"
+        flag, type=port, default=default, metavar="PORT", help=f"{what} (default {default}; 0: any free one)"
     )
 
 
@@ -99,7 +99,8 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def _port(text: str) -> int:
+def port(text: str) -> int:
+    """A TCP port; 0 is any free one."""
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to 65535")
     return int(text)

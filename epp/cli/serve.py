@@ -1,6 +1,7 @@
 """`epp serve`: its flags, and the options that they become."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,6 +107,17 @@ def add_serve(commands: Any) -> None:
         metavar="FILE",
         help="keep what was learned of latency here, so that it survives a restart (default: in memory only)",
     )
+    routing.add_argument(
+        "--training-server-url",
+        metavar="URL",
+        help="an `epp predictor serve` to learn with: samples go there, its model comes here "
+        "(default: $TRAINING_SERVER_URL; none: learn in this process)",
+    )
+    routing.add_argument(
+        "--prediction-server-url",
+        metavar="URL,…",
+        help="where else its model comes from, tried in this order (default: $PREDICTION_SERVER_URL)",
+    )
     routing.add_argument("--seed", type=int, metavar="N", help="seed of the random generator, to repeat a run")
 
     logs = serve.add_argument_group("logs")
@@ -151,12 +163,32 @@ def _run(arguments: argparse.Namespace) -> int:
             legacy_metrics=arguments.legacy_metrics,
             objectives=_objectives(arguments.objective),
             model_file=arguments.model_file,
+            training_server_url=training_url(arguments.training_server_url),
+            prediction_server_urls=_server_urls(
+                arguments.prediction_server_url, "--prediction-server-url", "PREDICTION_SERVER_URL"
+            ),
             seed=arguments.seed,
             ports_file=arguments.ports_file,
             verbosity=arguments.verbosity if level is None else _ZAP_LEVELS[level],
             log_format="json" if arguments.zap_encoder == "json" else "text",
         )
     )
+
+
+def training_url(given: str | None) -> str | None:
+    """By the flag, or by the environment. Raises `Problem`."""
+    urls = _server_urls(given, "--training-server-url", "TRAINING_SERVER_URL")
+    if len(urls) > 1:
+        raise Problem("--training-server-url: there is one training server; more are for --prediction-server-url")
+    return urls[0] if urls else None
+
+
+def _server_urls(given: str | None, flag: str, variable: str) -> list[str]:
+    from epp.server.remote import parse_server_urls
+
+    if given is None:
+        return parse_server_urls(os.environ.get(variable, ""), variable)
+    return parse_server_urls(given, flag)
 
 
 def _objectives(entries: Sequence[str]) -> dict[str, int]:

@@ -39,6 +39,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.at_s)
 
+    def none(self) -> "Rows":
+        """No row of the same shape."""
+        return Rows(self.features[:0], self.actual_ms[:0], self.at_s[:0], self.endpoint_ids[:0], self.bucket[:0])
+
 
 def bucket_of(features: npt.NDArray[np.float32]) -> int:
     """The bucket of one row: by powers of two of the load, and of four of the tokens to prefill."""
@@ -97,6 +101,11 @@ class SampleBuffer:
         slot = self._slots[bucket].popleft()
         self._used[slot] = False
         self._free.append(slot)
+
+    def clear(self) -> None:
+        for bucket, slots in enumerate(self._slots):
+            while slots:
+                self._drop_oldest(bucket)
 
     def rows(self, now_s: float) -> Rows:
         """A copy of what is not too old by `now_s`."""

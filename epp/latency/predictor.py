@@ -8,13 +8,14 @@ Training is for another thread: `training_due` hands out a job, `train(job)` wor
 All calls are for one thread and none waits. Time is an argument.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import exp, isfinite, log
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xgboost
 
 from epp.latency.bias import EndpointBias
 from epp.latency.buffer import Rows, SampleBuffer
@@ -73,8 +74,12 @@ class PredictorState:
 class Predictor:
     """See the module's text."""
 
-    def __init__(self, options: PredictorOptions | None = None) -> None:
+    def __init__(
+        self, options: PredictorOptions | None = None, on_sample: Callable[[Sample], None] | None = None
+    ) -> None:
+        """`on_sample` is shown every sample that was learned from."""
         self.options = options or PredictorOptions()
+        self._on_sample = on_sample
         self.model_version = 0
         self.dropped_samples = 0  # that were no measurements
         self._model: Model | None = None
@@ -169,6 +174,8 @@ class Predictor:
         self._samples[endpoint_id] = self._samples.pop(endpoint_id, 0) + 1
         if len(self._samples) > self.options.max_endpoints:
             self.forget(next(iter(self._samples)))
+        if self._on_sample is not None:
+            self._on_sample(sample)
 
     def forget(self, endpoint_id: str) -> None:
         """The endpoint is gone for good: one that comes under its name is new."""
@@ -281,17 +288,42 @@ class Predictor:
 
     def restore(self, state: PredictorState, now_s: float) -> None:
         """Go on from a snapshot; for a new predictor. Raises ValueError, TypeError or KeyError if it is none."""
+        self.adopt(state, now_s)
+        rows = state.rows
+        self._buffer.restore(rows.features, rows.actual_ms, rows.at_s + now_s, rows.endpoint_ids)
+
+    def adopt(self, state: PredictorState, now_s: float) -> None:
+        """Go on from what another predictor has learned, keeping one's own samples and served errors.
+
+        Raises ValueError, TypeError or KeyError if this is no state of a predictor.
+        """
         self._prior.restore(state.prior)
         for target in Target:
+            self._bias[target] = EndpointBias(self.options.max_endpoints)
             self._bias[target].restore(state.bias[target.value])
             scores = state.calibration[target.value]
             self._calibration[target].restore(scores["all"], scores["levels"])
         self._samples = {str(key): int(count) for key, count in state.samples_by_endpoint.items()}
-        rows = state.rows
-        self._buffer.restore(rows.features, rows.actual_ms, rows.at_s + now_s, rows.endpoint_ids)
         self._model = state.model
         self.model_version = state.model_version
         self._model_at_s = None if state.model_age_s is None else now_s - state.model_age_s
+
+    def boosters(self) -> dict[str, xgboost.Booster]:
+        """By target, the served trees for log(ms)."""
+        return {target.value: of.mean for target, of in ({} if self._model is None else self._model.targets).items()}
+
+    def rows(self, now_s: float) -> Rows:
+        """The samples that models are trained on, copied."""
+        return self._buffer.rows(now_s)
+
+    def forget_samples(self) -> None:
+        """What was learned stays; it is not trained on again."""
+        self._buffer.clear()
+        self._new_samples = 0
+
+    def forget_errors(self) -> None:
+        """Start the served errors anew."""
+        self._errors = {target: ServedErrors() for target in Target}
 
 
 def _is_measurement(sample: Sample) -> bool:

@@ -1,35 +1,23 @@
 """Families about predicted latency: what was promised, what came, and how good the predictor is.
 
 Promises and what came of them are observed by the plugins when a request has ended, in pairs: a request without a
-prediction is in neither. The predictor's own figures (served errors, coverage of its bounds) are taken on a timer.
+prediction is in neither. The predictor's own figures (served errors, coverage of its bounds) are taken on a timer: see
+`epp.observe.predictor`.
 """
 
 from collections.abc import Collection
-from typing import Protocol
 
 from epp.inference.request import Request
-from epp.latency.errors import ServedErrors
 from epp.latency.types import Target
 from epp.observe import buckets
 from epp.observe.cardinality import RequestLabels
 from epp.observe.families import Families
 from epp.observe.legacy import BY_MODEL, Twin
+from epp.observe.predictor import PredictorMetrics
 from epp.scheduling.cycle import Observation
 
 BY_PLUGIN = ("plugin_name", "plugin_type", "model_name", "target_model_name")
 NO_OBJECTIVE = ""
-
-
-class PredictorFigures(Protocol):
-    """What is shown of a predictor."""
-
-    model_version: int
-
-    def is_ready(self, target: Target) -> bool: ...
-
-    def model_age_s(self, now_s: float) -> float | None: ...
-
-    def errors(self, target: Target) -> ServedErrors: ...
 
 
 class LatencyMetrics:
@@ -100,14 +88,7 @@ class LatencyMetrics:
         )
         self._denied = counter("admission_denied", "Requests refused by a plugin.", ("plugin_name", "plugin_type"))
 
-        by_target, by_quantile = ("target",), ("target", "quantile")
-        self._ready = gauge("predictor_ready", "1 when predictions of this target are used.", by_target)
-        self._version = gauge("predictor_model_version", "0 is the closed-form law alone.")
-        self._age_s = gauge("predictor_model_age_seconds", "Since the served model was trained; absent without one.")
-        self._error_s = gauge("predictor_error_seconds", "Mean absolute error of served predictions.", by_target)
-        self._error_ratio = gauge("predictor_error_ratio", "Mean relative error of served predictions.", by_target)
-        self._pinball_s = gauge("predictor_pinball_loss_seconds", "Mean pinball loss of served bounds.", by_quantile)
-        self._coverage = gauge("predictor_coverage_ratio", "Share of requests within their bound.", by_quantile)
+        self.predictor = PredictorMetrics(families)
 
     # --- at the end of a request ------------------------------------------------------------------------------------
 
@@ -149,25 +130,6 @@ class LatencyMetrics:
     def _objective(self, request: Request) -> str:
         """Objectives that are not configured are the client's words, and not told apart."""
         return request.objective if request.objective in self._objectives else NO_OBJECTIVE
-
-    # --- on a timer -------------------------------------------------------------------------------------------------
-
-    def refresh(self, predictor: PredictorFigures, now_s: float) -> None:
-        """Bring the predictor's own figures up to date."""
-        self._version[()].set(predictor.model_version)
-        age_s = predictor.model_age_s(now_s)
-        if age_s is not None:
-            self._age_s[()].set(age_s)
-        for target in Target:
-            self._ready[target.value,].set(predictor.is_ready(target))
-            served = predictor.errors(target).summary()
-            if served.mean_absolute_ms is not None and served.mean_absolute_ratio is not None:
-                self._error_s[target.value,].set(served.mean_absolute_ms / 1e3)
-                self._error_ratio[target.value,].set(served.mean_absolute_ratio)
-            for quantile, loss_ms in served.pinball_ms.items():
-                self._pinball_s[target.value, f"{quantile:g}"].set(loss_ms / 1e3)
-            for quantile, covered in served.coverage_ratio.items():
-                self._coverage[target.value, f"{quantile:g}"].set(covered)
 
     def twins(self) -> list[Twin]:
         """The older names, over all plugins."""

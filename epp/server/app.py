@@ -52,6 +52,7 @@ from epp.server.lean.server import lean_server
 from epp.server.lean.tls import tls_context
 from epp.server.listen import TcpAddress, UnixAddress
 from epp.server.options import ServeOptions
+from epp.server.remote import Outbox, RemotePredictor
 from epp.server.tls import CertificateDirectory, CertificateSource, grpc_credentials, load_pair, self_signed_now
 from epp.server.training import Trainer
 from epp.server.transport import Stream, Transport
@@ -99,7 +100,9 @@ class Picker:
 
         self._ledger = Ledger()
         self._store = PoolStore()
-        self._predictor = Predictor()
+        outbox = Outbox()
+        learns_remotely = options.training_server_url is not None
+        self._predictor = Predictor(on_sample=outbox.add if learns_remotely else None)
         self._config = _load(
             options.config_file,
             options.config_text,
@@ -126,6 +129,7 @@ class Picker:
         self._clock = clock
 
         self._scraper = self._make_scraper(rng)
+        self._remote = self._make_remote(outbox, rng)
         self._trainer = self._make_trainer()
         pipeline = build_pipeline(self._config, self._metrics.plugins, time.perf_counter)
         director = Director(
@@ -208,12 +212,31 @@ class Picker:
         except ValueError as error:
             raise Problem(f"{self._config.filename}: {source.name}: {error}") from error
 
-    def _make_trainer(self) -> Trainer | None:
-        """Keeps the predictor trained, if the configuration predicts latency."""
-        if not any(isinstance(plugin, PredictedLatencyProducer) for plugin in self._config.plugins):
+    @property
+    def _predicts(self) -> bool:
+        """Whether the configuration predicts latency."""
+        return any(isinstance(plugin, PredictedLatencyProducer) for plugin in self._config.plugins)
+
+    def _make_remote(self, outbox: Outbox, rng: random.Random) -> RemotePredictor | None:
+        """Learns with predictors in other processes, if there are any."""
+        training_url, model_urls = self._options.training_server_url, self._options.prediction_server_urls
+        if not self._predicts or (training_url is None and not model_urls):
             return None
-        model_file = self._options.model_file
-        trainer = Trainer(self._predictor, self._clock, None if model_file is None else Path(model_file))
+        return RemotePredictor(
+            self._predictor, outbox, self._clock, rng, training_url=training_url, model_urls=model_urls
+        )
+
+    def _make_trainer(self) -> Trainer | None:
+        """Keeps the predictor trained, if the configuration predicts latency and nobody else does it for us."""
+        if not self._predicts:
+            return None
+        model_file, remote = self._options.model_file, self._remote
+        trainer = Trainer(
+            self._predictor,
+            self._clock,
+            None if model_file is None else Path(model_file),
+            wanted=lambda: remote is None or not remote.is_relied_on,
+        )
         trainer.restore()
         self._store.subscribe(self._forget_departed)
         return trainer
@@ -295,6 +318,8 @@ class Picker:
             jobs.append(("scraper", self._scraper.run()))
         if self._trainer is not None:
             jobs.append(("trainer", self._trainer.run()))
+        if self._remote is not None:
+            jobs.append(("remote predictor", self._remote.run()))
         return jobs
 
     async def _refresh_pool_gauges(self) -> None:
@@ -303,7 +328,9 @@ class Picker:
             now_s = self._clock()
             self._metrics.refresh_pool(self._store.snapshot(), now_s, self._options.staleness_s)
             if self._trainer is not None:
-                self._metrics.latency.refresh(self._predictor, now_s)
+                self._metrics.latency.predictor.refresh(self._predictor, now_s)
+            if self._remote is not None:
+                self._metrics.latency.predictor.remote_is_relied_on(self._remote.is_relied_on)
             await asyncio.sleep(interval_s)
 
     def _announce(self) -> None:
@@ -335,6 +362,7 @@ class Picker:
             "pool": debug.pool_state(self._store.snapshot(), self._ledger, stats, now_s),
             "ledger": debug.ledger_state(self._ledger),
             "predictor": None if self._trainer is None else self._predictor.state(now_s),
+            "remote_predictor": None if self._remote is None else self._remote.state(now_s),
             "decisions": self._ring.render(now_s),
         }
 

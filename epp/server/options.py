@@ -1,6 +1,6 @@
 """What `epp serve` can be told. Every field is a flag; names and defaults are llm-d's where it has the same thing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -23,6 +23,8 @@ class ServeOptions:
         pool_gauges_interval_s: between two refreshes of our own pool gauges.
         staleness_s: a scrape older than this does not count in pool gauges.
         model_file: where what was learned of latency survives a restart; `None` keeps it in memory.
+        training_server_url, prediction_server_urls: predictors in other processes to learn with (see
+            `epp.server.remote`): where samples go, and where the model comes from; `None` and empty: none.
         objectives: objective name to priority.
         legacy_metrics: also write every family under its older name.
         seed: of the random generator; `None` takes one from the operating system.
@@ -55,6 +57,8 @@ class ServeOptions:
     stream_metrics: bool = False
     legacy_metrics: bool = True
     model_file: str | None = None
+    training_server_url: str | None = None
+    prediction_server_urls: Sequence[str] = ()
     objectives: Mapping[str, int] = field(default_factory=dict)
     seed: int | None = None
     ports_file: str | None = None

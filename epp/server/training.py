@@ -36,12 +36,20 @@ class Trainer:
     Args:
         clock: the clock that predictions are made with, monotonic seconds.
         model_file: where model and samples survive a restart; `None` keeps them in memory only.
+        wanted: whether to train here now; not, while another process does it for us.
     """
 
-    def __init__(self, predictor: Predictor, clock: Callable[[], float], model_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        clock: Callable[[], float],
+        model_file: Path | None = None,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._predictor = predictor
         self._clock = clock
         self._model_file = model_file
+        self._wanted = wanted
         self._workers: ProcessPoolExecutor | None = None
         self._saved_at_s = clock()
 
@@ -69,7 +77,7 @@ class Trainer:
         try:
             while True:
                 await asyncio.sleep(LOOK_INTERVAL_S)
-                job = self._predictor.training_due(self._clock())
+                job = self._predictor.training_due(self._clock()) if self._wanted() else None
                 if job is not None and not await self._train(job):
                     await asyncio.sleep(RETRY_AFTER_FAILURE_S)
                 if self._clock() - self._saved_at_s >= SAVE_INTERVAL_S:
@@ -93,6 +101,8 @@ class Trainer:
         except Exception:
             logger.exception("training failed; the served model stays")
             return False
+        if not self._wanted():
+            return True
         if self._predictor.publish(trained):
             logger.info(
                 "model version %d is served, trained on %d requests", self._predictor.model_version, trained.rows

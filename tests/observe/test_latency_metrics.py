@@ -106,7 +106,7 @@ def test_served_errors_and_coverage_are_shown_and_an_untrained_predictor_shows_n
     metrics: Metrics, world: World
 ) -> None:
     predictor = Predictor()
-    metrics.latency.refresh(predictor, 10.0)
+    metrics.latency.predictor.refresh(predictor, 10.0)
     page = world.page()
     assert page["llm_d_epp_predictor_ready{target=ttft}"] == 0
     assert page["llm_d_epp_predictor_model_version"] == 0
@@ -116,7 +116,7 @@ def test_served_errors_and_coverage_are_shown_and_an_untrained_predictor_shows_n
     promise = Promise(np.ones(len(FEATURES), np.float32), {Target.TTFT: promised}, quantile=0.9, model_version=0)
     for actual_ms in (80.0, 120.0, 160.0, 120.0):
         predictor.observe(Sample("ns/server-0", promise, 11.0, {Target.TTFT: actual_ms}))
-    metrics.latency.refresh(predictor, 12.0)
+    metrics.latency.predictor.refresh(predictor, 12.0)
     page = world.page()
     assert page["llm_d_epp_predictor_error_seconds{target=ttft}"] == pytest.approx(0.030)
     assert page["llm_d_epp_predictor_coverage_ratio{quantile=0.9,target=ttft}"] == pytest.approx(0.75)
