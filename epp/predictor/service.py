@@ -15,6 +15,7 @@ from epp.latency.types import Sample, Target
 from epp.predictor.wire import PredictionRow, TrainingRow, answers_of, pod_type_of, situation_of
 
 MODEL_TYPE = "xgboost"
+MOST_JUDGED_AT_ONCE = 32
 ARTEFACT_AGE_S = 5.0
 """A model that is fetched again within this time is the same, whatever was learned meanwhile."""
 
@@ -53,6 +54,7 @@ class PredictionService:
         self.quantile = quantile
         self._clock = clock
         self._now = now
+        self._judged_rows = 0
         self._artefact: Artefact | None = None
         self._artefact_at_s = 0.0
 
@@ -72,7 +74,16 @@ class PredictionService:
 
     def learn(self, rows: Sequence[TrainingRow]) -> None:
         """Learn from rows that say what came. Each is judged against what would have been promised just before."""
+        start = 0
+        while start < len(rows):
+            # What is promised changes with every sample at first, and then slowly.
+            few = min(self._judged_rows // 10 + 1, MOST_JUDGED_AT_ONCE)
+            self._learn(rows[start : start + few])
+            start += few
+
+    def _learn(self, rows: Sequence[TrainingRow]) -> None:
         prediction = self.predictor.predict(situation_of(rows), quantile=self.quantile)
+        self._judged_rows += len(rows)
         now_s = self._clock()
         for i, row in enumerate(rows):
             for target, ms in row.actual_ms.items():
