@@ -361,6 +361,7 @@ class Picker:
             "not_ready": self._health.reasons(),
             "pool": debug.pool_state(self._store.snapshot(), self._ledger, stats, now_s),
             "ledger": debug.ledger_state(self._ledger),
+            "process": debug.process_state(),
             "predictor": None if self._trainer is None else self._predictor.state(now_s),
             "remote_predictor": None if self._remote is None else self._remote.state(now_s),
             "decisions": self._ring.render(now_s),

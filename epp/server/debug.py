@@ -1,5 +1,6 @@
-"""What `/debug/state` shows of the pool and of what is in flight, as plain values."""
+"""What `/debug/state` shows of the pool, of what is in flight and of the process, as plain values."""
 
+import asyncio
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -40,3 +41,8 @@ def pool_state(snapshot: Snapshot, ledger: Ledger, stats: Mapping[str, ScrapeSta
 def ledger_state(ledger: Ledger) -> Mapping[str, Any]:
     totals = ledger.totals()
     return {"streams": ledger.open_streams(), "requests": totals.requests, "tokens": totals.tokens}
+
+
+def process_state() -> Mapping[str, Any]:
+    """How many asyncio tasks there are, this request's own included. An idle process always has the same few."""
+    return {"tasks": len(asyncio.all_tasks())}
