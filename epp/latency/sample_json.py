@@ -36,7 +36,7 @@ def _plain(sample: Sample, now_s: float) -> dict[str, Any]:
         "promised": {target.value: [*said[:-1], said.source.value] for target, said in promise.targets.items()},
         "quantile": promise.quantile,
         "model_version": promise.model_version,
-        "actual_ms": {target.value: actual for target, actual in sample.actual_ms.items()},
+        "actual_ms": {target.value: float(actual) for target, actual in sample.actual_ms.items()},
     }
 
 
