@@ -9,6 +9,20 @@ from typing import Self
 from aiohttp import web
 
 CHUNKS = [b'data: {"token": %d}\n\n' % i for i in range(20)]
+BINARY = bytes(range(256)) * 256
+_SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+_LENGTHS = _SSE + b"content-length: 1\r\ncontent-length: 2\r\n\r\nxx"
+_CHUNKED = _SSE + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(CHUNKS[0]), CHUNKS[0])
+# Bytes in the place of an answer: at once, and once it may go on.
+RAW = {
+    "no http": (b"\x16\x03\x01 this is not HTTP\r\n\r\n", b""),
+    "garbage status": (b"HTTP/1.1 banana\r\n\r\n", b""),
+    "endless headers": (b"HTTP/1.1 200 OK\r\n" + b"x-filler: %s\r\n" % (b"x" * 1000) * 200 + b"\r\n", b""),
+    "two lengths": (_LENGTHS, b""),
+    "invalid chunk at once": (_CHUNKED + b"banana\r\n", b""),
+    "invalid chunk": (_CHUNKED, b"banana\r\n"),
+    "too short": (_SSE + b"content-length: 1000\r\n\r\n" + CHUNKS[0], b"data: {}\n\n"),
+}
 
 
 class ScriptedServer:
@@ -16,7 +30,9 @@ class ScriptedServer:
 
     Behaviours: `good` answers 200 with the size and digest of what it got; `busy` answers 503; `reset` breaks the
     connection before the first byte of the answer; `stream` sends the first of `CHUNKS`, waits for `go_on` and sends
-    the rest; `breaks` sends the first, waits likewise and breaks the connection; `mute` waits before it answers.
+    the rest; `breaks` sends the first, waits likewise and breaks the connection; `mute` waits before it answers;
+    `dribbles` sends `CHUNKS` a few bytes at a time; `binary` sends `BINARY` and calls it an event stream. Those of `RAW`
+    send the bytes that stand there and close the connection.
     """
 
     def __init__(self, behaviour: str = "good") -> None:
@@ -75,6 +91,24 @@ class ScriptedServer:
                     await response.write(chunk)
                 await response.write_eof()
                 return response
+            case "dribbles" | "binary":
+                response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+                await response.prepare(request)
+                body, pause_s = (b"".join(CHUNKS), 0.005) if self.behaviour == "dribbles" else (BINARY, 0.0)
+                step = 7 if self.behaviour == "dribbles" else 5000
+                for start in range(0, len(body), step):
+                    await response.write(body[start : start + step])
+                    await asyncio.sleep(pause_s)
+                await response.write_eof()
+                return response
+            case raw if raw in RAW:
+                assert request.transport is not None
+                first, rest = RAW[raw]
+                request.transport.write(first)
+                if rest:
+                    await self.go_on.wait()
+                    request.transport.write(rest)
+                request.transport.close()
             case "mute":
                 await self.go_on.wait()
         return web.json_response(
