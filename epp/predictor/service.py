@@ -16,6 +16,9 @@ from epp.predictor.wire import PredictionRow, TrainingRow, answers_of, pod_type_
 
 MODEL_TYPE = "xgboost"
 MOST_JUDGED_AT_ONCE = 32
+ONE_DEVIATION = 0.8413
+"""The quantile one standard deviation above the mean: what uncertainty is told by when answers are means."""
+
 ARTEFACT_AGE_S = 5.0
 """A model that is fetched again within this time is the same, whatever was learned meanwhile."""
 
@@ -67,10 +70,10 @@ class PredictionService:
         """One answer per row, the same whether rows come together or alone. Raises `NotReady`."""
         if not self.ready:
             raise NotReady
-        prediction = self.predictor.predict(situation_of(rows), quantile=self.quantile)
+        prediction = self.predictor.predict(situation_of(rows), quantile=self.quantile or ONE_DEVIATION)
         common = {"predicted_at": _iso(self._now()), **self.described(), "last_model_load": self.trained_at()}
         ready = {target: self.predictor.is_ready(target) for target in (Target.TTFT, Target.TPOT)}
-        return answers_of(prediction, len(rows), ready, common)
+        return answers_of(prediction, len(rows), ready, common, as_bounds=self.quantile is not None)
 
     def learn(self, rows: Sequence[TrainingRow]) -> None:
         """Learn from rows that say what came. Each is judged against what would have been promised just before."""

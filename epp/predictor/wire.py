@@ -17,6 +17,7 @@ with 0.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from statistics import NormalDist
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -29,6 +30,8 @@ Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 MOST_ROWS = 10_000
+_NORMAL = NormalDist()
+_LEAST_DEVIATIONS = 0.2
 
 
 class PredictionRow(BaseModel):
@@ -151,27 +154,35 @@ def pod_type_of(row: PredictionRow) -> Literal["", "prefill", "decode"]:
 
 
 def answers_of(
-    prediction: Prediction, rows: int, ready: Mapping[Target, bool], common: dict[str, Any]
+    prediction: Prediction,
+    rows: int,
+    ready: Mapping[Target, bool],
+    common: dict[str, Any],
+    *,
+    as_bounds: bool,
 ) -> list[dict[str, Any]]:
-    """One answer per row. A target that nothing was learned of yet is `null`, as are its bounds.
+    """One answer per row. A target that nothing was learned of yet is `null`.
+
+    The uncertainty is a standard deviation: what the bound is above the mean, by how much a normal distribution's
+    quantile is. Near the median that says nothing, and it is `null`.
 
     Args:
-        prediction: of `situation_of`.
+        prediction: of `situation_of`, with a quantile.
         ready: by target, whether there is enough to predict it.
         common: what all answers share.
+        as_bounds: answers are the bounds, else the means.
     """
+    deviations = 0.0 if prediction.quantile is None else _NORMAL.inv_cdf(prediction.quantile)
     columns: dict[str, list[Any]] = {}
     for target, estimate, start in ((Target.TTFT, prediction.ttft, 0), (Target.TPOT, prediction.tpot, rows)):
-        part = slice(start, start + rows)
-        if ready[target]:
-            ms = estimate.bound_ms[part]
-            # The standard deviation that the spread of the logarithm means around the mean.
-            uncertainty = estimate.mean_ms[part] * np.minimum(estimate.spread[part], 1.0)
-            bounds: list[Any] = np.stack([np.maximum(ms - 2.0 * uncertainty, 0.0), ms + 2.0 * uncertainty], 1).tolist()
-            columns[f"{target.value}_ms"] = ms.tolist()
-            columns[f"{target.value}_uncertainty"] = uncertainty.tolist()
-            columns[f"{target.value}_prediction_bounds"] = bounds
-        else:
-            for name in ("ms", "uncertainty", "prediction_bounds"):
-                columns[f"{target.value}_{name}"] = [None] * rows
+        bound_ms, mean_ms = (ms[start : start + rows] for ms in (estimate.bound_ms, estimate.mean_ms))
+        said_ms = bound_ms if as_bounds else mean_ms
+        known = ready[target]
+        certain = known and abs(deviations) > _LEAST_DEVIATIONS
+        uncertainty_ms = np.abs(bound_ms - mean_ms) / (abs(deviations) if certain else 1.0)
+        between = np.stack([np.maximum(said_ms - 2.0 * uncertainty_ms, 0.0), said_ms + 2.0 * uncertainty_ms], axis=1)
+        nothing = [None] * rows
+        columns[f"{target.value}_ms"] = said_ms.tolist() if known else nothing
+        columns[f"{target.value}_uncertainty"] = uncertainty_ms.tolist() if certain else nothing
+        columns[f"{target.value}_prediction_bounds"] = between.tolist() if certain else nothing
     return [dict(zip(columns, values, strict=True)) | common for values in zip(*columns.values(), strict=True)]

@@ -64,6 +64,23 @@ def numbers(answer: dict[str, Any]) -> tuple[float, float]:
     return answer["ttft_ms"], answer["tpot_ms"]
 
 
+@pytest.mark.parametrize("quantile", [None, 0.5, 0.95])
+async def test_answers_are_means_or_bounds_as_configured(quantile: float | None) -> None:
+    async with PredictorServer(replace(LOOPBACK, quantile=quantile)) as server, aiohttp.ClientSession() as session:
+        client = Client(session, server.ports)
+        await client.teach(400)
+        answer = (await client.ask("POST", "/predict", ROW))[1]
+    assert answer["quantile"] == quantile
+    assert answer["objective_type"] == ("mean" if quantile is None else "quantile")
+    expected_ms = 40 + 0.03 * (600 + 500) + 0.02 * 36
+    factor = {None: 1.0, 0.5: 1.0, 0.95: 1.18}[quantile]  # the noise is lognormal with sigma 0.1
+    assert answer["ttft_ms"] == pytest.approx(expected_ms * factor, rel=0.35)
+    if quantile == 0.5:
+        assert answer["ttft_uncertainty"] is None
+    else:
+        assert answer["ttft_uncertainty"] == pytest.approx(0.15 * expected_ms, rel=0.9)
+
+
 async def test_tokens_in_flight_count_on_every_path(fresh: Client) -> None:
     await fresh.teach(100)
     rows = [row(prefill_tokens_in_flight=0), row(prefill_tokens_in_flight=50_000)]
