@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from epp.cli.flags import Parser
@@ -127,7 +128,8 @@ def _report(state: "PredictorState", title: str) -> Iterable[str]:
     yield title
     yield ""
     yield f"model version  {state.model_version}{age}"
-    yield f"features       {len(FEATURES)}, set {FEATURE_SET_HASH}: {', '.join(f.name for f in FEATURES)}"
+    features = f"features       {len(FEATURES)}, set {FEATURE_SET_HASH}: {', '.join(f.name for f in FEATURES)}"
+    yield fill(features, 100, subsequent_indent=" " * 15)
     yield f"samples        {len(state.rows)} kept, {sum(state.samples_by_endpoint.values())} learned from"
     yield f"ready          {', '.join(name for name, ready in told['ready'].items() if ready) or 'for nothing yet'}"
     yield ""

@@ -58,8 +58,8 @@ def add_predictor(commands: Any) -> None:
     model.add_argument(
         "--training-server-url",
         metavar="URL",
-        help="another `epp predictor serve` that trains: take its model, and hand on what is to be learned "
-        "(default: $TRAINING_SERVER_URL; none: train here)",
+        help="with --training-port off: another `epp predictor serve` that trains; take its model, and hand on what "
+        "is to be learned (default: $TRAINING_SERVER_URL; none: train here)",
     )
     model.add_argument("--objective", choices=["quantile", "mean"], help="what ttft_ms and tpot_ms are")
     model.add_argument("--quantile", type=_quantile, metavar="Q", help="between 0 and 1, for --objective quantile")
@@ -77,13 +77,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if arguments.training_port is None and arguments.prediction_port is None:
         raise Problem("epp predictor serve: --training-port and --prediction-port are both off; nothing to serve")
+    trains = arguments.training_port is not None
+    if trains and arguments.training_server_url is not None:
+        raise Problem("--training-server-url: a training server trains by itself; say --training-port off as well")
     return serve(
         PredictorServerOptions(
             host=arguments.host,
             training_port=arguments.training_port,
             prediction_port=arguments.prediction_port,
             model_file=arguments.model_file,
-            training_server_url=training_url(arguments.training_server_url),
+            training_server_url=None if trains else training_url(arguments.training_server_url),
             quantile=_asked_quantile(arguments.objective, arguments.quantile),
             ports_file=arguments.ports_file,
             verbosity=arguments.verbosity,

@@ -83,7 +83,7 @@ class PredictorServer:
         clock = time.monotonic
         outbox = Outbox()
         url = options.training_server_url
-        predictor = Predictor(on_sample=None if url is None else outbox.add)
+        predictor = Predictor()
         self._remote = (
             None if url is None else RemotePredictor(predictor, outbox, clock, random.Random(), training_url=url)
         )
@@ -95,7 +95,13 @@ class PredictorServer:
             wanted=lambda: remote is None or not remote.is_relied_on,
         )
         self._trainer.restore()
-        service = PredictionService(predictor, clock, lambda: datetime.now(UTC), options.quantile)
+        service = PredictionService(
+            predictor,
+            clock,
+            lambda: datetime.now(UTC),
+            options.quantile,
+            hand_on=None if url is None else outbox.add,
+        )
         self._api = PredictorApi(service, clock, reload=None if remote is None else self._pull, training_server_url=url)
         self.ports: dict[str, int] = {}
         self._exit = contextlib.AsyncExitStack()

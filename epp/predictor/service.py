@@ -48,12 +48,20 @@ class PredictionService:
         clock: monotonic seconds.
         now: the time of day.
         quantile: answers are the bounds that hold with this probability; `None`: the means.
+        hand_on: is shown every sample that was made of llm-d's rows. Those of our own pickers are not handed on: what
+            goes in circles then ends here.
     """
 
     def __init__(
-        self, predictor: Predictor, clock: Callable[[], float], now: Callable[[], datetime], quantile: float | None
+        self,
+        predictor: Predictor,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+        quantile: float | None,
+        hand_on: Callable[[Sample], None] | None = None,
     ) -> None:
         self.predictor = predictor
+        self._hand_on = hand_on
         self.quantile = quantile
         self._clock = clock
         self._now = now
@@ -91,7 +99,10 @@ class PredictionService:
         for i, row in enumerate(rows):
             for target, ms in row.actual_ms.items():
                 promise = prediction.promise(i if target is Target.TTFT else i + len(rows))
-                self.predictor.observe(Sample(pod_type_of(row), promise, now_s, {target: ms}))
+                sample = Sample(pod_type_of(row), promise, now_s, {target: ms})
+                self.predictor.observe(sample)
+                if self._hand_on is not None:
+                    self._hand_on(sample)
 
     def learn_samples(self, samples: Sequence[Sample]) -> None:
         """Learn from one of our own pickers, which sends what it promised along."""

@@ -104,7 +104,7 @@ def mistakes(error: ValidationError, *where: str | int) -> list[dict[str, Any]]:
 
 
 def rows_in(body: Any, key: str) -> list[Any]:
-    """The list under `key`, as it came. Raises `Refused` unless it has 1 to 10,000 entries."""
+    """The list under `key`, as it came, of at most 10,000 entries; `requests` are one at least. Raises `Refused`."""
     if not isinstance(body, dict):
         raise Refused([mistake("model_attributes_type", (), "Input should be a valid dictionary")])
     if key not in body:

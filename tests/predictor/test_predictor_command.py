@@ -39,8 +39,9 @@ def root_logger() -> Iterator[None]:
         (("--quantile", "1"), "not a number between 0 and 1"),
         (("--quantile", "nan"), "not a number between 0 and 1"),
         (("--objective", "median"), "median"),
-        (("--training-server-url", "trainer"), "--training-server-url: trainer is not http://HOST:PORT"),
-        (("--training-server-url", "http://a,http://b"), "there is one training server"),
+        (("--training-port", "off", "--training-server-url", "trainer"), "trainer is not http://HOST:PORT"),
+        (("--training-port", "off", "--training-server-url", "http://a,http://b"), "there is one training server"),
+        (("--training-server-url", "http://a"), "say --training-port off"),
         (("--nonsense",), "--nonsense"),
     ],
 )
@@ -63,7 +64,7 @@ def test_a_mistake_in_the_environment_names_the_variable(
     name: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert main([*SERVE]) == 2
+    assert main([*SERVE, "--training-port", "off"]) == 2
     assert capsys.readouterr().err.startswith(f"{name}: ")
 
 

@@ -208,6 +208,18 @@ async def test_a_prediction_server_takes_the_trainers_model_and_hands_samples_on
             second = Picker(base, seed=3)
             assert await second.pull()
             assert second.predictor.ready
+            row = {"kv_cache_percentage": 0, "input_token_length": 9, "num_request_waiting": 0}
+            row |= {"num_request_running": 0, "num_tokens_generated": 0, "prefix_cache_score": 0}
+            entries = [row | {"actual_ttft_ms": 40, "actual_tpot_ms": 0}] * 7
+            async with client.post(base + "/add_training_data_bulk", json={"entries": entries}) as response:
+                assert response.status == 202
+            for _ in range(200):
+                async with client.get(url + "/data/status") as response:
+                    counts = (await response.json())["training_data"]
+                if counts["ttft_samples"] == 87:
+                    break
+                await asyncio.sleep(0.05)
+            assert counts["ttft_samples"] == 87
 
 
 # --- with servers that are not as they should be ------------------------------------------------------------------
