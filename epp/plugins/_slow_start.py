@@ -14,6 +14,7 @@ When all candidates are new or failing there is nothing to compare them with, an
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -31,6 +32,7 @@ MAX_WAIT_S = 32.0
 class _Record:
     answers: int
     failures: int = 0
+    failed_s: float = -inf
     not_before_s: float = 0.0
 
 
@@ -59,10 +61,12 @@ class SlowStartTracker:
             self._held_back.pop(endpoint_id, None)
         return gone
 
-    def answered(self, endpoint_id: str) -> None:
-        """A good answer."""
+    def answered(self, endpoint_id: str, sent_s: float) -> None:
+        """A good answer to a request sent then. One sent before the last failure says nothing of the server since."""
         record = self._records.get(endpoint_id)
-        if record is not None and (record.failures or record.answers < self._samples):
+        if record is None or sent_s < record.failed_s:
+            return
+        if record.failures or record.answers < self._samples:
             record.failures = 0
             record.answers = min(record.answers + 1, self._samples)
             self._classify(endpoint_id)
@@ -73,6 +77,7 @@ class SlowStartTracker:
         if record is None:
             return
         record.failures += 1
+        record.failed_s = now_s
         if self._is_failing(record):
             record.answers = 0
             wait_s = FIRST_WAIT_S * 2.0 ** min(record.failures - self._failures, 10)

@@ -282,7 +282,7 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, EndHook):
         if outcome.cause is EndCause.UPSTREAM_ERROR or (status is not None and status >= 500):
             self._slow_start.failed(outcome.served_endpoint_id, outcome.ended_s)
         elif outcome.cause is EndCause.NATURAL and status is not None and 200 <= status < 300:
-            self._slow_start.answered(outcome.served_endpoint_id)
+            self._slow_start.answered(outcome.served_endpoint_id, outcome.dispatched_s)
 
     def _learn(
         self, cycle: Cycle, decision: Decision, asked: _Asked, outcome: Outcome, actual_ms: Mapping[Target, float]

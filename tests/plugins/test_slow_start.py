@@ -39,7 +39,7 @@ def test_the_share_grows_with_every_good_answer_to_a_fair_one():
     assert turns(tracker(new_answers=10)) == pytest.approx(0.25 * 0.55, abs=0.02)
     tracked = tracker(new_answers=19)
     assert turns(tracked) == pytest.approx(0.25 * 0.955, abs=0.02)
-    tracked.answered("ns/new")
+    tracked.answered("ns/new", 1.0)
     assert choose(tracked) is None
 
 
@@ -82,9 +82,9 @@ def test_a_good_answer_makes_a_failing_server_a_new_one():
     tracked = tracker(samples=2, new_answers=2)
     for _ in range(3):
         tracked.failed("ns/a", 0.0)
-    tracked.answered("ns/a")
+    tracked.answered("ns/a", 1.0)
     assert choose(tracked, now_s=99.0, in_flight=(2, 0, 0, 0)).held_back[0]
-    tracked.answered("ns/a")
+    tracked.answered("ns/a", 1.0)
     assert choose(tracked) is None
 
 
@@ -93,7 +93,7 @@ def test_single_failures_change_nothing():
     for _ in range(10):
         tracked.failed("ns/a", 0.0)
         tracked.failed("ns/a", 0.0)
-        tracked.answered("ns/a")
+        tracked.answered("ns/a", 1.0)
     assert choose(tracked) is None
 
 
@@ -108,6 +108,14 @@ def test_who_left_is_forgotten_and_unknown_endpoints_change_nothing():
     tracked = tracker()
     assert tracked.keep({"ns/a": 0, "ns/b": 1}) == ["ns/c", "ns/new"]
     tracked.failed("ns/c", 0.0)
-    tracked.answered("ns/c")
+    tracked.answered("ns/c", 1.0)
     assert not tracked.knows("ns/c")
     assert choose(tracked) is None
+
+
+def test_answers_to_requests_from_before_a_failure_do_not_make_up_for_it():
+    tracked = tracker(new_answers=20)
+    for at_s in (10.0, 10.1, 10.2):
+        tracked.failed("ns/a", at_s)
+        tracked.answered("ns/a", 9.0)
+    assert choose(tracked, now_s=10.3).held_back[0]
