@@ -5,12 +5,16 @@ arrivals come in bursts). A group of requests shares the head of its prompts, as
 system prompt. Same workload, same seed: the same bytes at the same times.
 """
 
+import csv
 import math
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -30,6 +34,10 @@ class Lengths:
     mu: float
     sigma: float
     most: int
+
+    @classmethod
+    def exactly(cls, tokens: int) -> "Lengths":
+        return cls(math.log(tokens), 0.0, tokens)
 
     def draw(self, rng: random.Random) -> int:
         return min(self.most, max(1, round(rng.lognormvariate(self.mu, self.sigma))))
@@ -103,34 +111,81 @@ class PlannedRequest:
         return PATHS[self.api]
 
 
+class TraceRow(NamedTuple):
+    """One request of a recorded trace: seconds since its beginning, and lengths."""
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+def read_azure_trace(path: Path, most: int | None = None) -> list[TraceRow]:
+    """A trace as Microsoft publishes them: TIMESTAMP, ContextTokens, GeneratedTokens. Lengths of 0 count as 1.
+
+    Raises ValueError if the file is something else, OSError if it cannot be read.
+    """
+    rows: list[TraceRow] = []
+    start_s: float | None = None
+    with path.open(newline="") as file:
+        for line in islice(csv.DictReader(file), most):
+            try:
+                # Seven digits of a second's fraction are one more than Python reads.
+                at_s = datetime.fromisoformat(line["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp()
+                lengths = max(1, int(line["ContextTokens"])), max(1, int(line["GeneratedTokens"]))
+            except (KeyError, TypeError, ValueError):
+                raise ValueError(f"{path}: row {len(rows) + 1} is not of an Azure LLM inference trace") from None
+            start_s = at_s if start_s is None else start_s
+            rows.append(TraceRow(at_s - start_s, *lengths))
+    return rows
+
+
 _TEXT = "who how why all any new old big low one two sun sky sea map law art day "
 _WORDS = tuple(_TEXT[i : i + BYTES_PER_TOKEN] for i in range(0, len(_TEXT), BYTES_PER_TOKEN))
 
 
 def plan(workload: Workload, model: str, requests: int, rng: random.Random) -> list[PlannedRequest]:
     """A schedule of so many requests."""
-    heads = [_prose(rng, workload.shared_tokens) for _ in range(workload.groups)]
-    apis, weights = zip(*workload.apis, strict=True)
+    heads = _heads(workload, rng)
     shape = workload.gap_cv**-2
     at_s = 0.0
     planned = []
     for _ in range(requests):
         at_s += rng.gammavariate(shape, 1.0 / (shape * workload.rate_rps))
-        group = rng.randrange(workload.groups) if heads else None
-        api = rng.choices(apis, weights)[0]
-        streaming = rng.random() < workload.streaming_ratio
-        head = "" if group is None else heads[group]
-        question = _prose(rng, workload.prompt.draw(rng))
-        body = _body(api, head, question, workload.output.draw(rng)) | {"model": model}
-        if streaming:
-            body |= (
-                {"stream": True} if api == "messages" else {"stream": True, "stream_options": {"include_usage": True}}
-            )
-        headers = {"content-type": "application/json"}
-        if rng.random() < workload.slo_ratio:
-            headers |= {TTFT_SLO_HEADER: f"{workload.ttft_slo_ms:g}", TPOT_SLO_HEADER: f"{workload.tpot_slo_ms:g}"}
-        planned.append(PlannedRequest(at_s, api, streaming, group, headers, orjson.dumps(body)))
+        planned.append(_request(workload, model, at_s, heads, rng))
     return planned
+
+
+def plan_trace(
+    trace: Iterable[TraceRow], workload: Workload, model: str, speedup: float, rng: random.Random
+) -> list[PlannedRequest]:
+    """A schedule with the times, made `speedup` times as dense, and lengths of a trace; all else as in `workload`."""
+    heads = _heads(workload, rng)
+    planned = []
+    for row in trace:
+        prompt, output = Lengths.exactly(row.prompt_tokens), Lengths.exactly(row.output_tokens)
+        exact = replace(workload, prompt=prompt, output=output)
+        planned.append(_request(exact, model, row.at_s / speedup, heads, rng))
+    return planned
+
+
+def _heads(workload: Workload, rng: random.Random) -> list[str]:
+    return [_prose(rng, workload.shared_tokens) for _ in range(workload.groups)]
+
+
+def _request(workload: Workload, model: str, at_s: float, heads: list[str], rng: random.Random) -> PlannedRequest:
+    apis, weights = zip(*workload.apis, strict=True)
+    group = rng.randrange(workload.groups) if heads else None
+    api = rng.choices(apis, weights)[0]
+    streaming = rng.random() < workload.streaming_ratio
+    head = "" if group is None else heads[group]
+    question = _prose(rng, workload.prompt.draw(rng))
+    body = _body(api, head, question, workload.output.draw(rng)) | {"model": model}
+    if streaming:
+        body |= {"stream": True} if api == "messages" else {"stream": True, "stream_options": {"include_usage": True}}
+    headers = {"content-type": "application/json"}
+    if rng.random() < workload.slo_ratio:
+        headers |= {TTFT_SLO_HEADER: f"{workload.ttft_slo_ms:g}", TPOT_SLO_HEADER: f"{workload.tpot_slo_ms:g}"}
+    return PlannedRequest(at_s, api, streaming, group, headers, orjson.dumps(body))
 
 
 def _prose(rng: random.Random, tokens: int) -> str:
