@@ -65,11 +65,10 @@ def media(kind: MediaKind, reference: str, *, inline: bool = False, uuid: object
     start = 0
     if reference[:5].lower() == "data:":
         start, inline = reference.find(",") + 1, True
-    if not inline:
+    if not inline or kind is not MediaKind.IMAGE:
         return Media(kind, content_hash)
-    head = reference[start : start + _JPEG_BASE64_CHARS] if kind is MediaKind.IMAGE else ""
-    width, height = _image_size(head) or (None, None)
-    return Media(kind, content_hash, width, height, len(reference) - start)
+    width, height = _image_size(reference[start : start + _JPEG_BASE64_CHARS]) or (None, None)
+    return Media(kind, content_hash, width, height)
 
 
 def _image_size(base64_text: str) -> tuple[int, int] | None:

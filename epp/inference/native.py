@@ -29,7 +29,7 @@ def vllm_generate(body: Mapping[str, object]) -> tuple[Prompt, ...]:
     features = body.get("features")
     if isinstance(features, dict):
         packed = _with_media(packed, features)
-    return (Prompt((packed,), exact=True),)
+    return (Prompt((packed,)),)
 
 
 def _with_media(packed: bytes, features: Mapping[str, object]) -> bytes:

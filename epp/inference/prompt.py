@@ -128,7 +128,7 @@ def text_or_tokens(value: object) -> tuple[Prompt, ...]:
 def token_prompt(ids: object) -> tuple[Prompt, ...]:
     """A prompt of token ids; an empty tuple unless every one is a whole number that fits uint32."""
     packed = pack_tokens(ids) if isinstance(ids, list) else None
-    return (Prompt((packed,), exact=True),) if packed else ()
+    return (Prompt((packed,)),) if packed else ()
 
 
 def pack_tokens(ids: Sequence[object]) -> bytes | None:

@@ -41,14 +41,12 @@ class Media:
     Attributes:
         content_hash: xxh64 of its URL or data.
         width, height: pixels, when the data itself says so.
-        data_bytes: size of inline data; `None` for a reference.
     """
 
     kind: MediaKind
     content_hash: int
     width: int | None = None
     height: int | None = None
-    data_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +56,9 @@ class Prompt:
     Attributes:
         parts: text as UTF-8 bytes and media, in order. Sampling parameters, user ids and the like are not in it.
             Token ids appear as little-endian uint32, so 4 bytes are one token there, as they are by estimate in text.
-        exact: the parts are token ids, so the count of tokens is exact.
     """
 
     parts: tuple[bytes | Media, ...]
-    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

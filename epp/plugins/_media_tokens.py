@@ -15,7 +15,7 @@ MAX_TOKENS_PER_MEDIA = 65_536
 """Above the most that common vision models make of one picture (16,384) or film; a declared size is only a claim."""
 
 AUDIO_TOKENS = 250
-"""For a sound of unknown length: 10 s at the 25 tokens per second of common audio encoders."""
+"""For every sound, since its length is not known: 10 s at the 25 tokens per second of common audio encoders."""
 
 
 class Resolution(Parameters):

@@ -19,13 +19,16 @@ from epp.endings import EndCause
 from epp.inference.apis import Parsers
 from epp.inference.first_token import has_token
 from epp.inference.parse import BadRequest, parse_request
-from epp.inference.render import MediaEstimate, render_prompt
 from epp.inference.request import Api, Usage
 from epp.inference.rewrite import ResponseModelRewriter, splice_model
 from epp.inference.usage import merge_sse_usage, usage_from_json
 from epp.ledger import Ledger
+from epp.plugins.token_producer import TokenProducer, TokenProducerParameters
 from epp.pool.errors import DiscoveryError
 from epp.pool.file_format import parse_endpoints_file
+from epp.pool.snapshot import Snapshot
+from epp.scheduling.candidates import Candidates
+from epp.scheduling.cycle import Cycle
 from epp.scheduling.plugin import Services
 from epp.scheduling.registry import Registry
 from epp.signals.engines import BUILT_IN_ENGINES, extract
@@ -35,6 +38,8 @@ from epp.wire.events import BodyMode, Ended, RequestReady, ResponseBody, Route
 from epp.wire.sse import SseReader
 from epp.wire.window import BodyWindow
 
+NOBODY = Candidates.all_of(Snapshot.build(()))
+TOKENS = TokenProducer("token-producer", TokenProducerParameters(), Services(Ledger()))
 MODES = tuple(BodyMode)
 APIS = tuple(Api)
 PATHS = (
@@ -187,8 +192,7 @@ def request(data: bytes) -> None:
     if isinstance(parsed, BadRequest):
         assert api is not Api.OPAQUE
         return
-    for prompt in parsed.prompts:
-        assert isinstance(render_prompt(prompt, MediaEstimate()), bytes)
+    TOKENS.produce(Cycle(parsed, 0.0, random.Random(0)), NOBODY)
     assert parsed.max_output_tokens is None or parsed.max_output_tokens >= 0
     for text in (parsed.model, parsed.cache_salt):
         assert text is None or text.encode() is not None

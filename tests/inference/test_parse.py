@@ -381,11 +381,6 @@ def test_text_and_token_prompts(api, key, prompt, expected):
     assert parts(api, {key: prompt}) == expected
 
 
-def test_token_ids_are_counted_exactly():
-    request = parse(Api.COMPLETIONS, {"prompt": ["a", [1, 2]]})
-    assert [prompt.exact for prompt in request.prompts] == [False, True]
-
-
 def test_embeddings_of_chat_messages():
     assert text(Api.EMBEDDINGS, {"messages": [{"role": "user", "content": "hi"}]}) == "userhi"
 
@@ -626,7 +621,7 @@ def test_vllm_generate():
     body = {"model": "m", "token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4}, "cache_salt": "s"}
     request = parse(Api.VLLM_GENERATE, body)
     [prompt] = request.prompts
-    assert (prompt.parts, prompt.exact) == ((ids(1, 2, 3),), True)
+    assert prompt.parts == (ids(1, 2, 3),)
     assert (request.model, request.cache_salt) == ("m", "s")
 
 
