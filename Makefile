@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SERVE ?=
-SECONDS ?= 60
+SECONDS ?=
+STREAMS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz lint format clean
+.PHONY: help demo test fuzz soak lint format clean
 
 help: ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,10 +33,13 @@ test: $(VENV)/.installed-test ## everything: lint, types, layers, unit, property
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadscope
 
 fuzz: $(VENV)/.installed-test ## new inputs for every parser of foreign bytes, SECONDS=60 for each
-	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
+	$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),60)
+
+soak: $(VENV)/.installed-test ## thousands of long streams, pickers that end under load; SECONDS=180 in all, STREAMS=3000 at once
+	$(BIN)/python tests/soak/run.py --seconds $(or $(SECONDS),180) --streams $(or $(STREAMS),3000)
 
 lint: $(VENV)/.installed-test ## the checks of `make test` without the tests
 	$(BIN)/ruff check .
