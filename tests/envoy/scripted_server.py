@@ -3,12 +3,14 @@
 import asyncio
 import hashlib
 import socket
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from aiohttp import web
 
 CHUNKS = [b'data: {"token": %d}\n\n' % i for i in range(20)]
+TICK_S = 5.0
 BINARY = bytes(range(256)) * 256
 _SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 _LENGTHS = _SSE + b"content-length: 1\r\ncontent-length: 2\r\n\r\nxx"
@@ -31,8 +33,9 @@ class ScriptedServer:
     Behaviours: `good` answers 200 with the size and digest of what it got; `busy` answers 503; `reset` breaks the
     connection before the first byte of the answer; `stream` sends the first of `CHUNKS`, waits for `go_on` and sends
     the rest; `breaks` sends the first, waits likewise and breaks the connection; `mute` waits before it answers;
-    `dribbles` sends `CHUNKS` a few bytes at a time; `binary` sends `BINARY` and calls it an event stream. Those of `RAW`
-    send the bytes that stand there and close the connection.
+    `ticks` is `stream` that repeats its first chunk every `TICK_S` while it waits; `dribbles` sends `CHUNKS` a few
+    bytes at a time; `binary` sends `BINARY` and calls it an event stream; those of `RAW` send what stands there and
+    close the connection. A GET is always `good`.
     """
 
     def __init__(self, behaviour: str = "good") -> None:
@@ -73,12 +76,12 @@ class ScriptedServer:
             raise
 
     async def _behave(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        match self.behaviour:
+        match self.behaviour if request.method != "GET" else "good":
             case "busy":
                 return web.json_response({"error": "full"}, status=503)
             case "reset":
                 _break(request)
-            case "stream" | "breaks":
+            case "stream" | "ticks" | "breaks":
                 response = web.StreamResponse(headers={"content-type": "text/event-stream"})
                 await response.prepare(request)
                 await response.write(CHUNKS[0])
@@ -86,6 +89,10 @@ class ScriptedServer:
                     await self.go_on.wait()
                     _break(request)
                     return response
+                while self.behaviour == "ticks" and not self.go_on.is_set():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self.go_on.wait(), TICK_S)
+                    await response.write(CHUNKS[0])
                 await self.go_on.wait()
                 for chunk in CHUNKS[1:]:
                     await response.write(chunk)

@@ -1,7 +1,8 @@
 """Gateway API Inference Extension's conformance tests, as far as they concern a picker, with the real Envoy.
 
-Gateways deploy what the tests deploy: a picker per pool, a route per pool or one that weighs pools, servers that tell
-who they are, and requests that name by a header which servers they may reach. docs/reliability.md maps its names to ours.
+Envoy is set up as gateways do it for those tests: a picker per pool, a route per pool and one that weighs two of them,
+servers that tell who they are, and requests that name in a header which servers they may reach. docs/reliability.md
+maps the tests' names to ours.
 """
 
 from collections.abc import AsyncIterator
