@@ -155,14 +155,15 @@ class Bench:
     def fails(self) -> Figures:
         """At 0.6 of the knee; from 20 to 40 s one server answers 500 after 2 ms."""
         changes = [Fails(20.0, "sim-0"), Recovers(40.0, "sim-0")]
-        result = self.run(self.schedule(0.6, 70.0), changes=changes)
+        result = self.run(self.schedule(0.6, 90.0), changes=changes)
         failing = between(result.served, 20.0, 40.0)
         return {
             "share_before": share(between(result.served, 10.0, 20.0), "sim-0"),
             "share_while_failing": share(failing, "sim-0"),
             "errors": sum(s.status == 500 for s in result.served),
             "requests_while_failing": len(failing),
-            "share_after": share(between(result.served, 55.0, 70.0), "sim-0"),
+            "share_in_the_20_s_after": share(between(result.served, 40.0, 60.0), "sim-0"),
+            "share_in_the_30_s_after_these": share(between(result.served, 60.0, 90.0), "sim-0"),
         }
 
     def mixed(self) -> Figures:
@@ -231,7 +232,7 @@ def main() -> None:
         print(
             f"\n**{name.replace('_', ' ')}**: {experiment.__doc__} ({time.process_time() - started_s:.0f} s of CPU)\n"
         )
-        print("| figure | value |\n|---|--:|")
+        print("| figure | value |\n|---|--:|", flush=True)
         for label, value in rows(figures[name]):
             print(f"| {label} | {value} |")
     if options.json is not None:

@@ -1,0 +1,20 @@
+"""The page on prediction says what the code says."""
+
+from pathlib import Path
+
+from epp.latency.features import features_markdown
+from epp.latency.predictor import PredictorOptions
+from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
+
+PAGE = Path(__file__).parents[2] / "docs" / "prediction.md"
+
+
+def test_the_page_on_prediction_has_the_features_defaults_and_configuration_of_the_code() -> None:
+    page = PAGE.read_text()
+    assert features_markdown() in page
+    assert PREDICTED_LATENCY_CONFIG in page
+    options = PredictorOptions()
+    assert f"from {options.training_min_rows} rows of a target" in page
+    assert f"at most every {options.training_interval_s:g} s" in page
+    assert f"{options.buffer_rows:,} rows" in page
+    assert f"ready after {options.ready_samples} answers" in page
