@@ -93,6 +93,31 @@ def test_check_prints_the_pipeline_that_a_configuration_makes(
     assert output(capsys, "check", "--config-text", config).splitlines()[1:] == from_file.splitlines()[1:]
 
 
+def engine_config(engine: str) -> str:
+    extractor = f"{{type: core-metrics-extractor, parameters: {engine}}}"
+    return f"{{apiVersion: llm-d.ai/v1alpha1, kind: EndpointPickerConfig, plugins: [{extractor}]}}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "word"),
+    [
+        ("{defaultEngine: unheard-of}", "'unheard-of'"),
+        ("{engineConfigs: [{name: mine, queuedRequestsSpec: no metric}]}", "'no metric'"),
+    ],
+)
+def test_what_check_accepts_would_serve(capsys: pytest.CaptureFixture[str], engine: str, word: str) -> None:
+    checked = complaint(capsys, "check", "--config-text", engine_config(engine))
+    assert "core-metrics-extractor" in checked
+    assert word in checked
+    assert complaint(capsys, *SERVE, "--config-text", engine_config(engine)) == checked
+
+
+def test_check_tells_what_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = "{name: mine, customMetrics: [{attributeKey: heat, metricSpec: my_heat}]}"
+    said = output(capsys, "check", "--config-text", engine_config(f"{{engineConfigs: [{engine}]}}"))
+    assert "plugins[0].parameters.engineConfigs[0].customMetrics: Ignored" in said
+
+
 # --- flags --------------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ def add_check(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from epp.server.app import check
+    from epp.server.configuration import check
 
     print(check(arguments.config_file, arguments.config_text))
     return 0

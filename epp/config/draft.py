@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
 from epp.config.ecosystem import KNOWN_TYPES
 from epp.config.errors import ConfigError, KeyPath, Remark, did_you_mean, printable
 from epp.config.loader import Document
 from epp.config.schema import EndpointPickerConfig
-from epp.config.validation import validate
+from epp.config.validation import models_in, validate
 from epp.scheduling.plugin import Plugin, Services, Stability
 from epp.scheduling.registry import Registry
 
@@ -131,7 +133,7 @@ class Draft:
         except ConfigError as error:
             self._problems += error.problems
             return
-        self._note_parameters(plugin_class, parameters, parameters_at)
+        self._note_parameters(plugin_class.plugin_type, plugin_class.parameters_model, parameters, parameters_at)
         try:
             self.instances[name] = plugin_class(name, validated, self._services)
         except Exception as error:  # whatever a constructor dislikes is a fault of its configuration
@@ -149,11 +151,21 @@ class Draft:
         if plugin_class.stability is Stability.ALPHA and not self._allow_experimental:
             self.notice(path, f"plugin type '{type_name}' is experimental and may change")
 
-    def _note_parameters(self, plugin_class: type[Plugin], parameters: Mapping[str, Any], path: KeyPath) -> None:
-        fields = {field.alias or name: field for name, field in plugin_class.parameters_model.model_fields.items()}
-        for key in parameters:
-            description = (fields[key].description or "") if key in fields else ""
+    def _note_parameters(self, type_name: str, model: type[BaseModel], given: Any, path: KeyPath) -> None:
+        """Say which of the parameters, nested ones too, have no effect, or have one no more."""
+        if isinstance(given, list):
+            for index, element in enumerate(given):
+                self._note_parameters(type_name, model, element, (*path, index))
+        if not isinstance(given, dict):
+            return
+        fields = {field.alias or name: field for name, field in model.model_fields.items()}
+        for key, value in given.items():
+            at: KeyPath = (*path, key)
             if key not in fields:
-                self.notice((*path, key), f"'{plugin_class.plugin_type}' has no such parameter; it is ignored")
-            elif description.startswith(("Deprecated", "Ignored")):
-                self.notice((*path, key), description)
+                self.notice(at, f"'{type_name}' has no such parameter; it is ignored")
+                continue
+            description = fields[key].description or ""
+            if description.startswith(("Deprecated", "Ignored")):
+                self.notice(at, description)
+            for nested in models_in(fields[key].annotation):
+                self._note_parameters(type_name, nested, value, at)

@@ -115,11 +115,12 @@ def _known_keys(model: type[BaseModel], location: KeyPath) -> list[str]:
     for part in location:
         fields = [f for m in models for name, f in m.model_fields.items() if (f.alias or name) == part]
         if fields:  # list positions and union branches lead to no other model
-            models = [m for f in fields for m in _models_in(f.annotation)]
+            models = [m for f in fields for m in models_in(f.annotation)]
     return [f.alias or name for m in models for name, f in m.model_fields.items()]
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a field of this type may hold, alone or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+    return [model for argument in get_args(annotation) for model in models_in(argument)]

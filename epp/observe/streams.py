@@ -2,6 +2,7 @@
 
 from epp.observe import buckets
 from epp.observe.families import Families
+from epp.signals.fetch import ScrapeErrorKind
 
 
 class StreamMetrics:
@@ -36,8 +37,8 @@ class SignalMetrics:
             ("source_type", "extractor_type"),
         )
 
-    def poll_failed(self, source_type: str) -> None:
-        self.poll_errors[source_type,].inc()
-
-    def extract_failed(self, source_type: str, extractor_type: str) -> None:
-        self.extract_errors[source_type, extractor_type].inc()
+    def scrape_failed(self, kind: ScrapeErrorKind, source_type: str, extractor_type: str) -> None:
+        if kind.page_was_read:
+            self.extract_errors[source_type, extractor_type].inc()
+        else:
+            self.poll_errors[source_type,].inc()

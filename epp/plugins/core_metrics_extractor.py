@@ -1,10 +1,9 @@
 """Which metrics of an engine's page mean what."""
 
-from typing import Self
+from pydantic import Field
 
-from pydantic import Field, model_validator
-
-from epp.scheduling.plugin import Extractor, Parameters
+from epp.scheduling.plugin import Extractor, Parameters, Services
+from epp.signals.engines import EngineMapping, Engines
 
 _SPEC = "`name` or `name{label=value}`; empty: the engine does not have it."
 
@@ -27,7 +26,9 @@ class EngineConfig(Parameters):
     cache_num_blocks_label_name: str = Field("num_gpu_blocks", description="Label of cacheInfoSpec.")
     cache_block_size_spec: str = Field("", description=_SPEC)
     cache_num_blocks_spec: str = Field("", description=_SPEC)
-    custom_metrics: list[CustomMetric] = Field(default_factory=list)
+    custom_metrics: list[CustomMetric] = Field(
+        default_factory=list, description="Ignored: no plugin of this version reads other metrics."
+    )
 
 
 class CoreMetricsExtractorParameters(Parameters):
@@ -35,19 +36,14 @@ class CoreMetricsExtractorParameters(Parameters):
     default_engine: str = Field("vllm", description="Engine of servers without that label, or with an unknown value.")
     engine_configs: list[EngineConfig] = Field(default_factory=list, description="Engines beside the built-in ones.")
 
-    @model_validator(mode="after")
-    def _names_are_usable(self) -> Self:
-        names = [config.name for config in self.engine_configs]
-        if "default" in names:
-            raise ValueError("an engine cannot be named default; set defaultEngine to the name of one")
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"engine named twice: {', '.join(repeated)}")
-        return self
-
 
 class CoreMetricsExtractor(Extractor):
     """Queue, batch, KV cache, LoRA adapters and cache geometry out of a server's metrics page."""
 
     plugin_type = "core-metrics-extractor"
     parameters_model = CoreMetricsExtractorParameters
-    parameters: CoreMetricsExtractorParameters
+
+    def __init__(self, name: str, parameters: CoreMetricsExtractorParameters, services: Services) -> None:
+        super().__init__(name, parameters, services)
+        own = [EngineMapping.from_specs(**c.model_dump(exclude={"custom_metrics"})) for c in parameters.engine_configs]
+        self.engines = Engines(own, default=parameters.default_engine, label=parameters.engine_label_key)

@@ -38,7 +38,7 @@ class Parameters(BaseModel):
 
 
 class IgnoredParameters(Parameters):
-    """For plugins that take no parameters but, as the reference does, tolerate any."""
+    """For plugins that take no parameters but, as in llm-d, tolerate any."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, alias_generator=to_camel)
 

@@ -20,9 +20,6 @@ from prometheus_client import CollectorRegistry
 
 from epp import __version__
 from epp.config.build import build_pipeline
-from epp.config.defaults import DEFAULT_CONFIG
-from epp.config.describe import describe
-from epp.config.resolve import ResolvedConfig, load_config
 from epp.director import Director, DirectorOptions
 from epp.inference.apis import Parsers
 from epp.latency.predictor import Predictor
@@ -40,9 +37,9 @@ from epp.pool.static import parse_endpoints
 from epp.pool.store import EndpointChanges, PoolStore
 from epp.problem import Problem
 from epp.scheduling.plugin import Services
-from epp.scheduling.registry import Registry
 from epp.server import debug
 from epp.server.admin import AdminServer
+from epp.server.configuration import read_config
 from epp.server.drain import Shutdown, drain
 from epp.server.exchange import Exchange, ExchangeOptions
 from epp.server.grpc_transport import GrpcOptions, ext_proc_server, health_server
@@ -56,7 +53,7 @@ from epp.server.remote import Outbox, RemotePredictor
 from epp.server.tls import CertificateDirectory, CertificateSource, grpc_credentials, load_pair, self_signed_now
 from epp.server.training import Trainer
 from epp.server.transport import Stream, Transport
-from epp.signals.engines import EngineError, EngineMapping, Engines
+from epp.signals.engines import Engines
 from epp.signals.fetch import ScrapeErrorKind
 from epp.signals.scraper import Scraper
 from epp.signals.settings import ScrapeSettings
@@ -67,8 +64,6 @@ logger = logging.getLogger(__name__)
 # After draining, open streams get this long to finish. Long generations are cut off by then; with the recommended
 # bootstrap Envoy carries them on without us.
 CLOSING_GRACE_S = 60.0
-
-BUILT_IN = "built-in configuration"
 
 
 def serve(options: ServeOptions) -> int:
@@ -82,11 +77,6 @@ def serve(options: ServeOptions) -> int:
 async def _serve(options: ServeOptions) -> None:
     picker = Picker(options)
     await picker.run()
-
-
-def check(config_file: str | None, config_text: str | None) -> str:
-    """The pipeline that a configuration makes, as text. Raises `Problem`."""
-    return describe(_load(config_file, config_text, Services(ledger=Ledger())))
 
 
 class Picker:
@@ -103,7 +93,7 @@ class Picker:
         outbox = Outbox()
         learns_remotely = options.training_server_url is not None
         self._predictor = Predictor(on_sample=outbox.add if learns_remotely else None)
-        self._config = _load(
+        self._config = read_config(
             options.config_file,
             options.config_text,
             Services(ledger=self._ledger, predictor=self._predictor, timer=time.perf_counter),
@@ -185,12 +175,12 @@ class Picker:
         """The reader of metrics pages, if the configuration has a source for them."""
         for entry in self._config.sources:
             if isinstance(entry.source, MetricsDataSource):
-                extractors = [e for e in entry.extractors if isinstance(e, CoreMetricsExtractor)]
-                return self._scraper_of(entry.source, extractors, rng)
+                extractor = next((e for e in entry.extractors if isinstance(e, CoreMetricsExtractor)), None)
+                return self._scraper_of(entry.source, extractor, rng)
         return None
 
     def _scraper_of(
-        self, source: MetricsDataSource, extractors: list[CoreMetricsExtractor], rng: random.Random
+        self, source: MetricsDataSource, extractor: CoreMetricsExtractor | None, rng: random.Random
     ) -> Scraper:
         parameters = source.parameters
         settings = ScrapeSettings(
@@ -203,12 +193,13 @@ class Picker:
             client_cert_path=parameters.client_cert_path,
             client_key_path=parameters.client_key_path,
         )
+        engines = Engines() if extractor is None else extractor.engines
 
-        def count(_: ScrapeErrorKind) -> None:
-            self._metrics.signals.poll_failed(source.plugin_type)
+        def count(kind: ScrapeErrorKind) -> None:
+            self._metrics.signals.scrape_failed(kind, source.plugin_type, CoreMetricsExtractor.plugin_type)
 
         try:
-            return Scraper(self._store, settings, _engines(extractors), self._clock, rng, count)
+            return Scraper(self._store, settings, engines, self._clock, rng, count)
         except ValueError as error:
             raise Problem(f"{self._config.filename}: {source.name}: {error}") from error
 
@@ -396,42 +387,3 @@ def _report_failure(task: asyncio.Task[None]) -> None:
     """A background job that dies is a bug; requests go on without it, and the log says so."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("%s stopped by an unexpected error", task.get_name(), exc_info=error)
-
-
-def _load(
-    config_file: str | None, config_text: str | None, services: Services, *, allow_experimental: bool = False
-) -> ResolvedConfig:
-    if config_file is not None:
-        try:
-            text, filename = Path(config_file).read_text(encoding="utf-8"), config_file
-        except OSError as error:
-            raise Problem(
-                f"{config_file}: cannot be read: {error.strerror}; --config-file names an EndpointPickerConfig"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise Problem(f"{config_file}: is not UTF-8 text; --config-file names an EndpointPickerConfig") from error
-    elif config_text is not None:
-        text, filename = config_text, "--config-text"
-    else:
-        text, filename = DEFAULT_CONFIG, BUILT_IN
-    return load_config(
-        text,
-        filename=filename,
-        registry=Registry.discover("epp.plugins"),
-        services=services,
-        allow_experimental=allow_experimental,
-    )
-
-
-def _engines(extractors: list[CoreMetricsExtractor]) -> Engines:
-    if not extractors:
-        return Engines()
-    parameters = extractors[0].parameters
-    own = [
-        EngineMapping.from_specs(**config.model_dump(exclude={"custom_metrics"}))
-        for config in parameters.engine_configs
-    ]
-    try:
-        return Engines(own, default=parameters.default_engine, label=parameters.engine_label_key)
-    except EngineError as error:
-        raise Problem(f"{extractors[0].name}: {error}") from error

@@ -35,6 +35,11 @@ class ScrapeErrorKind(StrEnum):
     NO_ENGINE_METRICS = "no_engine_metrics"
     INTERNAL = "internal"  # a fault of our own
 
+    @property
+    def page_was_read(self) -> bool:
+        """The page came; it is what it says that is of no use."""
+        return self in (ScrapeErrorKind.NOT_METRICS, ScrapeErrorKind.NO_ENGINE_METRICS)
+
 
 class ScrapeError(Exception):
     """A scrape failed; the text is one short line for a log."""

@@ -19,6 +19,7 @@ from epp.pool.snapshot import EndpointSignals, Snapshot
 from epp.scheduling.cycle import Cycle, Observation
 from epp.scheduling.decision import Decision, Denial
 from epp.scheduling.plugin import IgnoredParameters, Plugin, Services
+from epp.signals.fetch import ScrapeErrorKind
 
 REQUEST = Request(
     id="stream-1", model="llama", target_model="llama-v2", fairness_id="tenant", priority=-1, body_bytes=100
@@ -354,8 +355,8 @@ def test_streams_are_counted_when_asked_for(metrics: Metrics, world: World) -> N
 
 
 def test_failed_reads_of_signals_are_counted(metrics: Metrics, world: World) -> None:
-    metrics.signals.poll_failed("metrics-data-source")
-    metrics.signals.extract_failed("metrics-data-source", "core-metrics-extractor")
+    for kind in (ScrapeErrorKind.TIMEOUT, ScrapeErrorKind.NOT_METRICS):
+        metrics.signals.scrape_failed(kind, "metrics-data-source", "core-metrics-extractor")
     page = world.page()
     assert page["llm_d_epp_datalayer_poll_errors_total{source_type=metrics-data-source}"] == 1
     extract = "extractor_type=core-metrics-extractor,source_type=metrics-data-source"

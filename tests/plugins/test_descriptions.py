@@ -57,10 +57,12 @@ def test_core_metrics_extractor():
         {"engineConfigs": [{"name": "a"}, {"name": "a"}]},
         {"engineConfigs": [{"queuedRequestsSpec": "x"}]},
         {"engineConfigs": [{"name": "a", "queueSpec": "x"}]},
+        {"engineConfigs": [{"name": "a", "queuedRequestsSpec": "no metric"}]},
+        {"defaultEngine": "unheard-of"},
     ],
 )
 def test_core_metrics_extractor_refuses(bad):
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValueError):  # noqa: PT011  # of the parameters, or of the engines made from them
         make("core-metrics-extractor", bad)
 
 
