@@ -70,10 +70,6 @@ class Assignment:
     response_processing_s: float = 0.0
     ended: bool = False
 
-    @property
-    def model_rewritten(self) -> bool:
-        return self.body is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -138,11 +134,6 @@ class Director:
         self._rng = rng
         self._options = options or DirectorOptions()
         self._ids = itertools.count(1)
-
-    @property
-    def observes_chunks(self) -> bool:
-        """Whether any plugin wants to see every chunk of a response."""
-        return self._pipeline.observes_chunks
 
     # --- towards the model server -------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ Where llm-d leaves a choice to the order of a map, ours is the order of the file
 from epp.config.draft import Draft
 from epp.config.errors import KeyPath, printable
 from epp.config.schema import PluginReference, ProfilePlugin, SchedulingProfile, SourceSpec
+from epp.inference.apis import DEFAULT_PARSERS
 from epp.scheduling.plugin import Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
 
 # What runs when nothing is configured (llm-d default).
@@ -41,7 +42,6 @@ DEFAULT_PROFILE = "default"
 PROFILE_HANDLER = "single-profile-handler"
 PICKER = "max-score-picker"
 SATURATION_DETECTOR = "utilization-detector"
-PARSERS = ("openai-parser", "anthropic-parser", "vllmhttp-parser", "passthrough-parser")
 METRICS_SOURCE = "metrics-data-source"
 METRICS_EXTRACTOR = "core-metrics-extractor"
 SCORER_WEIGHT = 1.0
@@ -73,9 +73,9 @@ def default_picker(draft: Draft, profile: KeyPath) -> Picker | None:
 
 def default_parsers(draft: Draft) -> list[PluginReference]:
     """No parsers: all common APIs, and everything else passed through."""
-    for name in PARSERS:
+    for name in DEFAULT_PARSERS:
         draft.inject(name)
-    return [PluginReference.model_construct(plugin_ref=name) for name in PARSERS]
+    return [PluginReference.model_construct(plugin_ref=name) for name in DEFAULT_PARSERS]
 
 
 def default_saturation_detector(draft: Draft) -> PluginReference:

@@ -19,7 +19,9 @@ class HeaderBasedTestingFilter(Filter):
 
     def filter(self, cycle: Cycle, candidates: Candidates) -> Candidates:
         selection = cycle.request.headers.get(SELECTION_HEADER, "").strip()
-        return candidates.intersect(rows_in_subset(candidates.snapshot, (selection,))) if selection else candidates
+        if not selection:
+            return candidates
+        return candidates.intersect(rows_in_subset(candidates.snapshot, map(str.strip, selection.split(","))))
 
     def drop_reason(self) -> str:
         return f"not in {SELECTION_HEADER}"

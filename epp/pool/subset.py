@@ -11,14 +11,9 @@ def rows_in_subset(snapshot: Snapshot, subset: Iterable[str]) -> list[int]:
     """Rows of the endpoints that `subset` names, ascending.
 
     An entry is a host (every endpoint on it) or exactly one `host:port`. IPv6 may be bare or bracketed, IPv4 may be
-    IPv4-mapped, and an entry may itself be a comma-separated list. An entry that cannot be read names nothing: a hint
-    narrows, so garbage must never widen it.
+    IPv4-mapped. An entry that cannot be read names nothing: a hint narrows, so garbage must never widen it.
     """
-    rows: set[int] = set()
-    for entry in subset:
-        for name in entry.split(","):
-            rows.update(_rows_named(snapshot, name.strip()))
-    return sorted(rows)
+    return sorted({row for name in subset for row in _rows_named(snapshot, name)})
 
 
 def _rows_named(snapshot: Snapshot, name: str) -> tuple[int, ...]:

@@ -28,9 +28,8 @@ from epp.wire.events import (
     ResponseStarted,
     Route,
 )
+from epp.wire.names import DROPPED_REASON
 from epp.wire.window import BodyWindow
-
-DROPPED_REASON_HEADER = "x-llm-d-request-dropped-reason"
 
 
 class Timer(Protocol):
@@ -178,7 +177,7 @@ class Exchange:
     def _reject(self, refusal: Refusal) -> list[bytes]:
         self._cancel_deadline()
         denial = refusal.denial
-        headers = {DROPPED_REASON_HEADER: denial.reason}
+        headers = {DROPPED_REASON: denial.reason}
         if denial.retry_after_s is not None:
             headers["retry-after"] = str(denial.retry_after_s)
         return self._conversation.reject(

@@ -29,9 +29,6 @@ class Headers:
     def get(self, name: str) -> str | None:
         return self._last.get(name)
 
-    def get_all(self, name: str) -> tuple[str, ...]:
-        return tuple(v for n, v in self._pairs if n == name)
-
     def __contains__(self, name: object) -> bool:
         return name in self._last
 

@@ -6,7 +6,7 @@ from epp.wire.sse import SseReader
 class BodyWindow:
     """The first `head_bytes` and the last `tail_bytes` of a body, however it is cut into chunks."""
 
-    def __init__(self, head_bytes: int = 16 * 1024, tail_bytes: int = 64 * 1024) -> None:
+    def __init__(self, head_bytes: int, tail_bytes: int) -> None:
         self._head_bytes = head_bytes
         self._tail_bytes = tail_bytes
         self._head = bytearray()
@@ -25,11 +25,6 @@ class BodyWindow:
         self._tail += chunk
         if len(self._tail) > 2 * self._tail_bytes:
             del self._tail[: len(self._tail) - self._tail_bytes]
-
-    @property
-    def total_bytes(self) -> int:
-        """How long the body was, kept or not."""
-        return self._total_bytes
 
     @property
     def head(self) -> bytes:

@@ -328,7 +328,7 @@ def test_a_header_value_is_its_raw_value_if_there_is_one():
     for value, raw in (("plain", b""), ("", b"raw"), ("plain", b"raw"), ("", "é".encode()), ("", b"\xe9\xff")):
         proto.request_headers.headers.headers.add(key="X-Mixed-Case", value=value, raw_value=raw)
     (ready,) = Conversation().receive(proto.SerializeToString()).events
-    assert ready.headers.get_all("x-mixed-case") == ("plain", "raw", "raw", "é", "éÿ")
+    assert ready.headers.pairs == tuple(("x-mixed-case", v) for v in ("plain", "raw", "raw", "é", "éÿ"))
 
 
 HINT = "envoy.lb.subset_hint"
