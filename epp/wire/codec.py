@@ -128,7 +128,7 @@ def _headers(side: Side, part: pb.HttpHeaders, proto: pb.ProcessingRequest, max_
     values = part.headers.headers
     if len(values) > max_headers:
         raise ProtocolError(f"more than {max_headers} headers")
-    headers = Headers([(v.key, _text(raw) if (raw := v.raw_value) else v.value) for v in values])
+    headers = Headers((v.key, _text(raw) if (raw := v.raw_value) else v.value) for v in values)
     return Message(side, Kind.HEADERS_END if part.end_of_stream else Kind.HEADERS, b"", headers, proto)
 
 

@@ -1,6 +1,6 @@
 """What the conversation tells its owner (events), and what its owner tells it (routes and rejections)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -18,31 +18,19 @@ class BodyMode(Enum):
 
 
 class Headers:
-    """Headers of one message: lower-cased names, every value kept in order, lookups by the last one."""
+    """Headers of one message: names in lower case, and of each the last value. That is all that is ever asked of them,
+    for headers are never sent back."""
 
-    __slots__ = ("_last", "_pairs")
+    __slots__ = ("last_values",)
 
-    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
-        self._pairs = tuple((name.lower(), value) for name, value in pairs)
-        self._last = dict(self._pairs)
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self.last_values: Mapping[str, str] = {name.lower(): value for name, value in pairs}
 
     def get(self, name: str) -> str | None:
-        return self._last.get(name)
+        return self.last_values.get(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._last
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    @property
-    def pairs(self) -> tuple[tuple[str, str], ...]:
-        return self._pairs
-
-    @property
-    def last_values(self) -> Mapping[str, str]:
-        """Name to last value."""
-        return self._last
+        return name in self.last_values
 
 
 # --- events: from the conversation to its owner ------------------------------------------------------------------
