@@ -38,14 +38,14 @@ class Admission(Generic[T]):
 class RequestLabels:
     """`(model_name, target_model_name, fairness_id, priority)` of requests, bounded.
 
-    Model and target model share one bound; names from the configuration are always told apart. An empty value (no
-    model, say) stays empty. When there are too many sets, tenants fold first, then models.
+    Model and target model share one bound. An empty value (no model, say) stays empty. When there are too many sets,
+    tenants fold first, then models.
     """
 
     NAMES = ("model_name", "target_model_name", "fairness_id", "priority")
 
-    def __init__(self, configured_models: Collection[str] = ()) -> None:
-        self._models = Admission(MAX_LABEL_VALUES, ("", *configured_models))
+    def __init__(self) -> None:
+        self._models = Admission(MAX_LABEL_VALUES, ("",))
         self._fairness_ids = Admission(MAX_LABEL_VALUES, ("",))
         self._sets: Admission[tuple[str, ...]] = Admission(MAX_LABEL_SETS)
         self._sets_without_tenant: Admission[tuple[str, ...]] = Admission(MAX_LABEL_SETS)

@@ -40,11 +40,9 @@ class Metrics:
         snapshot: Callable[[], Snapshot],
         ledger: Ledger,
         clock: Callable[[], float],
-        configured_models: Collection[str] = (),
         objectives: Collection[str] = (),
         stream_metrics: bool = False,
         legacy: bool = True,
-        commit: str = "",
         build_ref: str = "",
     ) -> None:
         """
@@ -52,14 +50,13 @@ class Metrics:
             pool_name: value of the pool's `name` label.
             snapshot, ledger: read at each scrape.
             clock: monotonic seconds; limits how often a failing plugin is logged.
-            configured_models: model names that always have series of their own.
             objectives: names of objectives that have series of their own.
             stream_metrics: count ext_proc streams.
             legacy: also show families under their older names.
-            commit, build_ref: labels of the info gauge.
+            build_ref: the version that runs, a label of the info gauge.
         """
         families = Families(registry)
-        labels = RequestLabels(configured_models)
+        labels = RequestLabels()
         self.requests = RequestMetrics(families, labels)
         self.pool = PoolMetrics(families, pool_name)
         self.plugins = SchedulingMetrics(families, labels, clock)
@@ -67,7 +64,7 @@ class Metrics:
         self.signals = SignalMetrics(families)
         self.streams = StreamMetrics(families) if stream_metrics else None
         self._info = families.gauge("info", "What is running. Always 1.", ("commit", "build_ref"))
-        self._info[commit, build_ref].set(1)
+        self._info["", build_ref].set(1)  # llm-d's label `commit`: an installed package knows none
         self._queue_sizes = QueueSizeCollector(pool_name, snapshot)
         registry.register(self._queue_sizes)
         registry.register(InFlightCollector(snapshot, ledger))

@@ -1,6 +1,6 @@
 """A request's view of a snapshot: which rows are still in the running."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,11 +41,6 @@ class Candidates:
     def where(self, mask: npt.NDArray[np.bool_]) -> "Candidates":
         """Those candidates for which `mask` (one entry per candidate) is true."""
         return Candidates(self.snapshot, self.rows[mask])
-
-    def matching(self, keep: Callable[[Endpoint], bool]) -> "Candidates":
-        """Those candidates whose endpoint satisfies `keep`."""
-        mask = np.fromiter((keep(e) for e in self.endpoints), dtype=np.bool_, count=len(self))
-        return self.where(mask)
 
     def intersect(self, rows: Iterable[int]) -> "Candidates":
         """Those candidates whose row is in `rows`."""

@@ -100,7 +100,3 @@ class Denial:
     @staticmethod
     def precondition_failed(message: str) -> "Denial":
         return Denial("PreconditionFailed", 412, message, "rejected-not-cached")
-
-    @staticmethod
-    def internal(message: str) -> "Denial":
-        return Denial("Internal", 500, message, "rejected-internal-error")

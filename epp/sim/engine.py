@@ -122,7 +122,6 @@ class Engine:
         step_ms = self.config.hardware.step_ms(prefill_tokens, len(work)) * noise * self.slow_factor
         self._step = work
         self._step_end_s = start_s + step_ms / 1000.0
-        self._totals.steps_total += 1
 
     def _finish_step(self, events: list[TokenEvent]) -> None:
         for sequence, tokens in self._step or ():

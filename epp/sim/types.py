@@ -58,4 +58,3 @@ class EngineMetrics:
     finished_total: int = 0
     aborted_total: int = 0
     rejected_total: int = 0
-    steps_total: int = 0

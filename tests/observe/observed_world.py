@@ -28,7 +28,6 @@ class World:
             snapshot=lambda: self.snapshot,
             ledger=self.ledger,
             clock=lambda: self.now_s,
-            configured_models=("configured",),
             legacy=legacy,
             stream_metrics=stream_metrics,
         )

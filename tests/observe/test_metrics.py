@@ -215,12 +215,11 @@ def test_when_tenants_abound_models_are_still_told_apart(metrics: Metrics, world
     assert world.page()[f"llm_d_epp_request_total{{{folded}}}"] == 10
 
 
-def test_models_of_the_configuration_are_never_folded() -> None:
-    labels = RequestLabels(configured_models=["configured"])
+def test_models_beyond_the_bound_are_folded_and_the_first_are_not() -> None:
+    labels = RequestLabels()
     for i in range(MAX_LABEL_VALUES + 1):
         labels.model(f"m{i}")
     assert labels.model(f"m{MAX_LABEL_VALUES}") == "other"
-    assert labels.model("configured") == "configured"
     assert labels.model("m0") == "m0"
     assert labels.model(None) == ""
 
