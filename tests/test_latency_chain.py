@@ -12,32 +12,8 @@ from epp.latency.predictor import Predictor, PredictorOptions
 from epp.latency.types import Sample, Target
 from epp.pool.snapshot import EndpointSignals
 from epp.pool.static import parse_endpoints
+from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG as CHAIN
 
-CHAIN = """
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins:
-- type: predicted-latency-producer
-- type: prefix-cache-affinity-filter
-  name: strict-affinity-filter
-  parameters: {affinityThreshold: 0.99, ttftSource: latencyPredictor, maxTTFTPenaltyMs: 5000}
-- type: slo-headroom-tier-filter
-- type: prefix-cache-affinity-filter
-  name: loose-affinity-filter
-  parameters: {affinityThreshold: 0.80, ttftSource: latencyPredictor, maxTTFTPenaltyMs: 5000}
-- type: latency-scorer
-- type: weighted-random-picker
-- type: latency-slo-admitter
-schedulingProfiles:
-- name: default
-  plugins:
-  - pluginRef: predicted-latency-producer
-  - pluginRef: strict-affinity-filter
-  - pluginRef: slo-headroom-tier-filter
-  - pluginRef: loose-affinity-filter
-  - pluginRef: latency-scorer
-  - pluginRef: weighted-random-picker
-"""
 SSE = {"content-type": "text/event-stream"}
 JSON = {"content-type": "application/json"}
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
