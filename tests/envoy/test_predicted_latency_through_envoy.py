@@ -1,4 +1,4 @@
-"""Predicted latency through the real Envoy: requests with targets, new and failing servers, a picker that comes back."""
+"""Predicted latency through the real Envoy: targets, new and failing servers, a picker that comes back."""
 
 import asyncio
 from collections import Counter
@@ -84,8 +84,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(folder: Path) -> AsyncIterator[Stack]:
-    """A gateway, whose Envoy goes wherever the picker says. Over a Unix socket, so that it finds a picker that comes back
-    where it was."""
+    """A gateway, whose Envoy goes wherever the picker says. Over a Unix socket, so that it finds a picker that comes
+    back where it was."""
     endpoints_file = folder / "endpoints.json"
     flags = ["--objective", "batch=-1", "--model-file", str(folder / "latency.model")]
     flags += ["--refresh-prometheus-metrics-interval", "200ms"]
