@@ -3,41 +3,33 @@
 import argparse
 from typing import Any
 
+_NO_KUBERNETES = "Kubernetes discovery is not in this version; use --endpoints or file-discovery"
+_NO_METRICS_TLS = "TLS on the metrics port is not in this version; remove the flag"
+_ENGINE_CONFIGS = "use engineConfigs of core-metrics-extractor in the configuration"
+
 # llm-d flags whose thing does not exist here (yet). A value in the set says "off" and is accepted, so that a command
 # line can be carried over; anything else is refused by name rather than ignored.
 _UNAVAILABLE: dict[str, tuple[frozenset[str], str]] = {
-    "--pool-namespace": (frozenset(), "Kubernetes discovery is not in this version; use --endpoints or file-discovery"),
-    "--pool-group": (frozenset(), "Kubernetes discovery is not in this version; use --endpoints or file-discovery"),
-    "--endpoint-selector": (
-        frozenset(),
-        "Kubernetes discovery is not in this version; use --endpoints or file-discovery",
-    ),
-    "--endpoint-target-ports": (
-        frozenset(),
-        "Kubernetes discovery is not in this version; use --endpoints or file-discovery",
-    ),
+    "--pool-namespace": (frozenset(), _NO_KUBERNETES),
+    "--pool-group": (frozenset(), _NO_KUBERNETES),
+    "--endpoint-selector": (frozenset(), _NO_KUBERNETES),
+    "--endpoint-target-ports": (frozenset(), _NO_KUBERNETES),
     "--ha-enable-leader-election": (frozenset({"false"}), "leader election is not in this version; remove the flag"),
     "--tracing": (frozenset({"false"}), "tracing is not in this version; remove the flag or say --tracing=false"),
     "--metrics-endpoint-auth": (
         frozenset({"false"}),
         "the metrics port has no authentication in this version; say --metrics-endpoint-auth=false and guard it",
     ),
-    "--metrics-cert-dir": (frozenset(), "TLS on the metrics port is not in this version; remove the flag"),
-    "--metrics-client-ca-file": (frozenset(), "TLS on the metrics port is not in this version; remove the flag"),
+    "--metrics-cert-dir": (frozenset(), _NO_METRICS_TLS),
+    "--metrics-client-ca-file": (frozenset(), _NO_METRICS_TLS),
     "--enable-pprof": (frozenset({"false"}), "there is no pprof in a Python process; remove the flag"),
     "--tls-min-version": (frozenset(), "gRPC's own minimum (TLS 1.2) applies; remove the flag"),
     "--tls-cipher-suites": (frozenset(), "gRPC's own cipher suites apply; remove the flag"),
-    "--total-queued-requests-metric": (frozenset(), "use engineConfigs of core-metrics-extractor in the configuration"),
-    "--total-running-requests-metric": (
-        frozenset(),
-        "use engineConfigs of core-metrics-extractor in the configuration",
-    ),
-    "--kv-cache-usage-percentage-metric": (
-        frozenset(),
-        "use engineConfigs of core-metrics-extractor in the configuration",
-    ),
-    "--lora-info-metric": (frozenset(), "use engineConfigs of core-metrics-extractor in the configuration"),
-    "--cache-info-metric": (frozenset(), "use engineConfigs of core-metrics-extractor in the configuration"),
+    "--total-queued-requests-metric": (frozenset(), _ENGINE_CONFIGS),
+    "--total-running-requests-metric": (frozenset(), _ENGINE_CONFIGS),
+    "--kv-cache-usage-percentage-metric": (frozenset(), _ENGINE_CONFIGS),
+    "--lora-info-metric": (frozenset(), _ENGINE_CONFIGS),
+    "--cache-info-metric": (frozenset(), _ENGINE_CONFIGS),
 }
 # Accepted without effect: health is always served on both ports, messages are sent at any size, and of zap's flags only
 # level and encoder mean something here.

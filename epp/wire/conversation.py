@@ -60,7 +60,7 @@ class Limits:
         max_headers: beyond it, `ProtocolError`. Envoy itself allows 100 by default.
     """
 
-    max_request_body_bytes: int = 32 * 1024 * 1024
+    max_request_body_bytes: int = 64 * 2**20
     max_headers: int = 1_000
 
 
