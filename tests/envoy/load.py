@@ -118,7 +118,7 @@ class Site:
         await eventually(lambda: self.is_idle(picker), timeout_s=30.0)
         ledger = (await picker.state())["ledger"]
         assert not any(ledger.values()), ledger
-        assert "unexpected error" not in picker.log()
+        assert "unexpected error" not in picker.log(), picker.log()[-3000:]
         return await metrics_of(picker)
 
     async def footprint(self, picker: PickerProcess) -> Footprint:

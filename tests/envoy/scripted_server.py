@@ -35,7 +35,7 @@ class ScriptedServer:
     the rest; `breaks` sends the first, waits likewise and breaks the connection; `mute` waits before it answers;
     `ticks` is `stream` that repeats its first chunk every `TICK_S` while it waits; `dribbles` sends `CHUNKS` a few
     bytes at a time; `binary` sends `BINARY` and calls it an event stream; those of `RAW` send what stands there and
-    close the connection. A GET is always `good`.
+    close the connection. To a GET `ticks` is `good`.
     """
 
     def __init__(self, behaviour: str = "good") -> None:
@@ -76,7 +76,7 @@ class ScriptedServer:
             raise
 
     async def _behave(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        match self.behaviour if request.method != "GET" else "good":
+        match "good" if (self.behaviour, request.method) == ("ticks", "GET") else self.behaviour:
             case "busy":
                 return web.json_response({"error": "full"}, status=503)
             case "reset":

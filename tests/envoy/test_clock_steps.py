@@ -65,17 +65,16 @@ runpy.run_module("epp.cli", run_name="__main__", alter_sys=True)
 Step = Callable[[int], None]
 
 
-@pytest.fixture(params=["python", "libfaketime"])
-def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Step:
-    """Sets the wall clock of child processes off by so many seconds. In Python's own `time` it jumps at each look."""
-    if request.param == "python":
+@pytest.fixture
+def step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Step:
+    """Sets the wall clock of child processes off by so many seconds: with libfaketime for every library in them, and
+    where that is not installed (apt-get install faketime) in Python's own `time`, which then jumps at each look."""
+    if LIBFAKETIME is None:
         python = tmp_path / "python"
         python.write_text(JUMPING)
         python.chmod(0o700)
         monkeypatch.setattr(sys, "executable", str(python))
         return lambda _: None
-    if LIBFAKETIME is None:
-        pytest.skip("needs libfaketime, which steps the clock of every library as well (apt-get install faketime)")
     offset = tmp_path / "offset"
 
     def set_off(seconds: int) -> None:

@@ -1,8 +1,8 @@
 """A long load on pickers behind the real Envoy: `python tests/soak/run.py [--seconds S] [--streams N] …`.
 
 For each transport: waves of N long streams at once, with short requests in between, a third of which leave early. Then
-requests at a steady pace to two pickers, one of which is told to stop, and once more, where it is killed. Prints the
-figures, and exits with 1 if a request was lost that must not be, or if anything is left of the load afterwards.
+requests at a steady pace to two pickers, one of which is told to stop, or is killed, failing open and closed. Prints
+the figures, and exits with 1 if a request was lost that must not be, or if anything is left of the load afterwards.
 
 N streams take 2 N file descriptors here and in Envoy: `ulimit -n` must allow for them.
 """
@@ -27,6 +27,7 @@ WARM_UP_STREAMS = 50
 SHORT_PER_S = 10
 # From the first wave on, later waves may add this much for good.
 GROWTH_BYTES = 24 * MEBIBYTE
+LOST_WITH_A_KILLED_PICKER = 10
 
 
 class Broken(Exception):
@@ -95,8 +96,9 @@ async def swamped(transport: str, streams: int, seconds: float) -> None:
         demand(growth_bytes <= GROWTH_BYTES, f"waves do not add up: {growth_bytes} bytes more after the last")
 
 
-async def one_of_two_ends(how: signal.Signals, per_s: float, seconds: float) -> None:
-    fail_open = how is signal.SIGKILL  # what was being asked of it at that moment has no answer
+async def one_of_two_ends(how: signal.Signals, fail_open: bool, per_s: float, seconds: float) -> None:
+    # Only what a picker is being asked when it is killed has no answer, and is not served if Envoy fails closed.
+    may_fail = LOST_WITH_A_KILLED_PICKER if how is signal.SIGKILL and not fail_open else 0
     async with load(pickers=2, fail_open=fail_open, health_interval_s=1.0, flags=["--drain-timeout", "4s"]) as site:
         ending, staying = site.pickers
         async with site.paced(per_s) as answers:
@@ -113,7 +115,7 @@ async def one_of_two_ends(how: signal.Signals, per_s: float, seconds: float) -> 
             len(answers.failed),
             int(picked),
         )
-        demand(answers.failed == [], f"no request is lost: {answers.failed[:3]}")
+        demand(len(answers.failed) <= may_fail, f"no request is lost: {answers.failed[:3]}")
 
 
 async def soak(seconds: float, streams: int, per_s: float, transports: Sequence[str]) -> None:
@@ -124,8 +126,8 @@ async def soak(seconds: float, streams: int, per_s: float, transports: Sequence[
     print()
     row("signal", "pace", "failing", "served", "failed", "picked by the other")
     row(*["---"] * 6)
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        await one_of_two_ends(how, per_s, seconds / 6)
+    for how, fail_open in ((signal.SIGTERM, False), (signal.SIGKILL, True), (signal.SIGKILL, False)):
+        await one_of_two_ends(how, fail_open, per_s, seconds / 9)
 
 
 def main() -> int:
