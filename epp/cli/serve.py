@@ -52,7 +52,7 @@ def add_serve(commands: Any) -> None:
     )
 
     ports = serve.add_argument_group("ports")
-    ports.add_argument("--host", default=d.host, help="address to bind (default %(default)s)")
+    ports.add_argument("--host", metavar="ADDRESS", help="address to bind (default: every interface, IPv4 and IPv6)")
     add_port(ports, "--grpc-port", d.grpc_port, "ext_proc")
     add_port(ports, "--grpc-health-port", d.grpc_health_port, "gRPC health, plaintext")
     add_port(ports, "--metrics-port", d.metrics_port, "/metrics, /healthz, /debug/state")

@@ -22,6 +22,7 @@ INDEX = """Headroom endpoint picker
 /debug/state          the pool, what is in flight, the last decisions
 /debug/plugins/state  what each plugin keeps
 """
+BACKLOG = 128
 NO_STATE = "plugin does not support state collection"
 DUMP_FAILED = "state collection failed"
 # Debug pages are for people: infinities become null, keys may be anything.
@@ -74,7 +75,7 @@ class AdminServer:
         runner = web.AppRunner(self.app(), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            await web.TCPSite(runner, self._address.host, self._address.port).start()
+            await web.SockSite(runner, self._address.listener(BACKLOG)).start()
         except OSError as error:  # somebody took it since it was checked
             await runner.cleanup()
             raise self._address.cannot_listen(error) from error

@@ -53,6 +53,14 @@ class TcpAddress:
         except OSError as error:
             raise self.cannot_listen(error) from error
 
+    def listener(self, backlog: int) -> socket.socket:
+        """One socket that listens here, for IPv4 and IPv6 alike when there is no `host`. Raises `OSError`."""
+        dualstack = self.host is None and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dualstack or ":" in (self.host or "") else socket.AF_INET
+        return socket.create_server(
+            (self.host or "", self.port), family=family, backlog=backlog, dualstack_ipv6=dualstack
+        )
+
     def cannot_listen(self, error: OSError) -> CannotListen:
         where = f"port {self.port}" if self.host is None else f"{self.host} port {self.port}"
         return CannotListen(where, self.flag, reason_of(error))

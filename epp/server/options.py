@@ -10,7 +10,7 @@ class ServeOptions:
     Attributes:
         allow_experimental_plugins: do not mention in the log that a plugin is experimental.
         endpoints: `host:port,…`; `None` when the configuration names a discovery plugin.
-        host: address that all ports bind to.
+        host: address that all ports bind to; `None` is every interface, IPv4 and IPv6.
         grpc_port, grpc_health_port, metrics_port: 0 takes any free port.
         transport: who serves ext_proc: `grpc` (grpc.aio) or `lean` (our own HTTP/2 server for this one method).
         grpc_socket: path of a Unix socket that serves ext_proc too.
@@ -36,7 +36,7 @@ class ServeOptions:
     allow_experimental_plugins: bool = False
     endpoints: str | None = None
     pool_name: str = "epp"
-    host: str = "0.0.0.0"
+    host: str | None = None
     grpc_port: int = 9002
     grpc_health_port: int = 9003
     metrics_port: int = 9090

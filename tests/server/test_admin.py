@@ -124,3 +124,17 @@ async def test_a_port_in_use_is_one_line(admin: AdminServer) -> None:
         rival = AdminServer(address, registry=CollectorRegistry(), health=HealthState(list), state=dict, plugins=())
         with pytest.raises(CannotListen, match="--metrics-port"):
             await rival.start()
+
+
+async def test_without_a_host_one_port_answers_over_ipv4_and_ipv6() -> None:
+    address = TcpAddress(0, "--metrics-port")
+    server = AdminServer(address, registry=CollectorRegistry(), health=HealthState(list), state=dict, plugins=())
+    await server.start()
+    try:
+        hosts = ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]
+        async with aiohttp.ClientSession() as http:
+            for host in hosts:
+                async with http.get(f"http://{host}:{server.port}/healthz") as response:
+                    assert response.status == 200
+    finally:
+        await server.stop()

@@ -136,11 +136,7 @@ def lean_server(
 
 def _bind(address: Address) -> socket.socket:
     if isinstance(address, TcpAddress):
-        dualstack = address.host is None and socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dualstack or ":" in (address.host or "") else socket.AF_INET
-        return socket.create_server(
-            (address.host or "", address.port), family=family, backlog=BACKLOG, dualstack_ipv6=dualstack
-        )
+        return address.listener(BACKLOG)
     with suppress(FileNotFoundError):
         os.unlink(address.path)  # a dead process left it behind, as was checked
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
