@@ -78,7 +78,8 @@ async def fetch_page(session: aiohttp.ClientSession, url: URL, settings: ScrapeS
     except aiohttp.ClientSSLError as error:
         raise ScrapeError(ScrapeErrorKind.TLS, str(error)) from error
     except (aiohttp.ClientConnectionError, OSError) as error:
-        raise ScrapeError(ScrapeErrorKind.CONNECTION, str(error) or type(error).__name__) from error
+        reason = error.strerror if isinstance(error, OSError) else None  # aiohttp's own text speaks of TLS without any
+        raise ScrapeError(ScrapeErrorKind.CONNECTION, reason or str(error) or type(error).__name__) from error
     except aiohttp.ClientError as error:  # its text may quote what the server sent
         raise ScrapeError(ScrapeErrorKind.PROTOCOL, type(error).__name__) from error
 
