@@ -113,7 +113,7 @@ def feature_matrix(situation: Situation) -> FeatureMatrix:
         matrix[:, _DECODE] = situation.decode_tokens_in_flight
         matrix[:, _CAP] = situation.max_output_tokens
         matrix[:, _PREFILL] = situation.is_prefill
-    matrix[~((matrix >= 0.0) & (matrix <= _MOST))] = np.nan
+    np.copyto(matrix, np.nan, where=~((matrix >= 0.0) & (matrix <= _MOST)))
     np.minimum(matrix[:, _KV], 1.0, out=matrix[:, _KV])
     uncached, before = matrix[:, _UNCACHED], matrix[:, _BEFORE]
     # A server that says nothing of its cache has nothing of this prompt; none has to prefill more than the prompt.

@@ -8,6 +8,7 @@ trained in, they stand still, and the prediction follows the law alone. Both par
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,8 @@ from epp.latency.features import FeatureMatrix
 from epp.latency.trees import FlatTrees
 from epp.latency.types import FloatArray, Target
 
-_SPREADS = (0.02, 1.5)  # relative errors below 2 % are luck, above a factor of 4 the model says nothing
+# Relative errors below 2 % are luck, above a factor of 4 the model says nothing.
+_LOG_SPREADS = (log(0.02), log(1.5))
 PRIOR_SPREAD = 1.0
 """What stands for the spread where there are no trees: all rows are equally uncertain."""
 
@@ -54,8 +56,9 @@ class TargetTrees:
         """Trees and law together, in ms; NaN where the law has no prediction."""
         share = self.weight if weight is None else weight
         log_prior = np.log(prior_ms)
-        beyond = log_prior - np.minimum(np.maximum(log_prior, self.log_prior_range[0]), self.log_prior_range[1])
-        joined: FloatArray = np.exp(share * (log_trees + beyond) + (1.0 - share) * log_prior)
+        within = np.minimum(np.maximum(log_prior, self.log_prior_range[0]), self.log_prior_range[1])
+        # share · (trees + what the law says beyond the range) + (1 - share) · law
+        joined: FloatArray = np.exp(log_prior + share * (log_trees - within))
         return joined
 
     def evaluate(self, features: FeatureMatrix, prior_ms: FloatArray) -> BaseEstimate:
@@ -98,7 +101,7 @@ class Model:
 
 def spread_of(log_spread: npt.NDArray[np.float32]) -> FloatArray:
     """The spread from what the trees say of its logarithm, within sensible limits."""
-    return np.exp(np.minimum(np.maximum(log_spread, np.log(_SPREADS[0])), np.log(_SPREADS[1]))).astype(np.float64)
+    return np.exp(np.minimum(np.maximum(log_spread, _LOG_SPREADS[0]), _LOG_SPREADS[1]), dtype=np.float64)
 
 
 def _flat(targets: list[TargetTrees]) -> FlatTrees | None:

@@ -153,7 +153,7 @@ class FrozenPrior:
         ttft, tpot = (np.where(missing, 0.0, features) @ self.weights + self.intercepts).T
         for target, values in ((Target.TTFT, ttft), (Target.TPOT, tpot)):
             for column in _NEEDED[target]:
-                values[missing[:, column]] = np.nan
+                np.copyto(values, np.nan, where=missing[:, column])
         return {Target.TTFT: ttft, Target.TPOT: tpot}
 
     def predict_e2e(self, features: FeatureMatrix, ttft: FloatArray, tpot: FloatArray) -> FloatArray:

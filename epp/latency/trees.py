@@ -3,9 +3,9 @@
 XGBoost's own call costs more than 100 µs before it looks at a row. Here the trees of one or more boosters lie in one
 set of arrays, padded to one depth. Every split of every tree is compared for every row (many are the same, and are
 compared once): in shallow trees that is cheaper than to find out which splits matter, because it runs through memory in
-order. Then the answers of a level are halved again and again by the answers of the levels above it, one byte per tree
-and row, until one is left: the way that the row takes. The semantics are XGBoost's: a float32 value goes left if it is
-below the threshold, a missing one goes the way the split says.
+order. Then of the two halves below the root the one is kept that the root's answer leads to, which is a tree again, one
+byte per tree and row, until no split is left: the way that the row takes. The semantics are XGBoost's: a float32 value
+goes left if it is below the threshold, a missing one goes the way the split says.
 
 A missing value needs no case of its own: every feature is there twice, once with missing as +∞ (never below a
 threshold: right) and once as −∞ (left), and a split reads the one that goes its way.
@@ -32,15 +32,23 @@ _Indices = npt.NDArray[np.intp]
 _Bits = npt.NDArray[np.uint8]
 
 
+class _Level(NamedTuple):
+    """Views of the answers when the way down to this level is known. The half that counts is left in `left`."""
+
+    root: _Bits  # (trees, rows)
+    left: _Bits  # (splits, trees, rows), as `right` and `scratch`
+    right: _Bits
+    scratch: _Bits
+
+
 class _Buffers(NamedTuple):
     """For one number of rows."""
 
     columns: _Floats  # (2 · features, rows)
     values: _Floats  # (different splits, rows)
     answers: _Bits  # the same: is the value not below the threshold
-    right: list[_Bits]  # per level, (splits, trees, rows): does the row go right there
-    all_right: _Bits  # the same in one piece, (splits · trees, rows)
-    scratch: _Bits  # (half of the last level's splits, trees, rows)
+    right: _Bits  # (splits · trees, rows): does the row go right there
+    levels: list[_Level]
     code: _Bits  # (trees, rows): the way taken, one bit per level
     leaf: _Indices  # (trees, rows)
     leaf_values: _Floats  # (trees, rows)
@@ -61,7 +69,7 @@ class FlatTrees:
             outputs, scores = _outputs_of(model, self.feature_count)
             trees += outputs
             base += scores
-        self._base = np.array(base, dtype=np.float32)
+        self._base = np.array(base, dtype=np.float32)[:, np.newaxis]
         self._ends = np.cumsum([len(output) for output in trees]).tolist()
         flat = [tree for output in trees for tree in output]
         self.tree_count = len(flat)
@@ -83,34 +91,28 @@ class FlatTrees:
 
     def _walk(self, features: FeatureMatrix, result: _Floats) -> None:
         buffers = self._buffers_for(len(features))
-        known = features.T
-        missing = np.isnan(known)
-        halves = buffers.columns[: self.feature_count], buffers.columns[self.feature_count :]
-        for half, stand_in in zip(halves, (np.inf, -np.inf), strict=True):
-            half[...] = known
-            half[missing] = stand_in
+        known, half = features.T, self.feature_count
+        np.fmin(known, np.float32(np.inf), out=buffers.columns[:half])  # takes the number if there is one
+        np.fmax(known, np.float32(-np.inf), out=buffers.columns[half:])
         np.take(buffers.columns, self._columns, axis=0, out=buffers.values, mode="clip")
         np.greater_equal(buffers.values, self._thresholds, out=buffers.answers.view(np.bool_))
-        np.take(buffers.answers, self._question, axis=0, out=buffers.all_right, mode="clip")
+        np.take(buffers.answers, self._question, axis=0, out=buffers.right, mode="clip")
         code = buffers.code
         code[...] = 0
-        for depth, right in enumerate(buffers.right):
-            splits = len(right)
-            for above in range(depth):  # where the row went right up there, only the second half of these is reached
-                splits //= 2
-                first, second, scratch = right[:splits], right[splits : 2 * splits], buffers.scratch[:splits]
-                np.bitwise_xor(first, second, out=scratch)
-                np.bitwise_and(scratch, buffers.right[above][0], out=scratch)
-                np.bitwise_xor(first, scratch, out=first)
+        for root, left, right, scratch in buffers.levels:
             np.add(code, code, out=code)
-            np.add(code, right[0], out=code)
+            np.add(code, root, out=code)
+            if len(left):
+                np.bitwise_xor(left, right, out=scratch)
+                np.bitwise_and(scratch, root, out=scratch)
+                np.bitwise_xor(left, scratch, out=left)
         np.add(self._first_leaf, code, out=buffers.leaf)
         np.take(self._leaves, buffers.leaf, out=buffers.leaf_values, mode="clip")
         start = 0
         for output, end in enumerate(self._ends):
             np.add.reduce(buffers.leaf_values[start:end], axis=0, out=result[output])
-            result[output] += self._base[output]
             start = end
+        np.add(result, self._base, out=result)
 
     def _buffers_for(self, rows: int) -> _Buffers:
         buffers = self._buffers.get(rows)
@@ -118,18 +120,20 @@ class FlatTrees:
             if len(self._buffers) >= _SHAPES:
                 self._buffers.pop(next(iter(self._buffers)))
             trees = self.tree_count
-            all_right = np.empty((len(self._question), rows), dtype=np.uint8)
-            right = [
-                all_right[(2**depth - 1) * trees : (2 ** (depth + 1) - 1) * trees].reshape(2**depth, trees, rows)
-                for depth in range(self.depth)
-            ]
+            right = np.empty((len(self._question), rows), dtype=np.uint8)
+            scratch = np.empty((2**self.depth // 2, trees, rows), dtype=np.uint8)
+            levels: list[_Level] = []
+            splits = right.reshape(-1, trees, rows)
+            while len(splits):
+                half = len(splits) // 2
+                levels.append(_Level(splits[0], splits[1 : half + 1], splits[half + 1 :], scratch[:half]))
+                splits = levels[-1].left
             buffers = self._buffers[rows] = _Buffers(
                 columns=np.empty((2 * self.feature_count, rows), dtype=np.float32),
                 values=np.empty((len(self._columns), rows), dtype=np.float32),
                 answers=np.empty((len(self._columns), rows), dtype=np.uint8),
                 right=right,
-                all_right=all_right,
-                scratch=np.empty((2**self.depth // 4, trees, rows), dtype=np.uint8),
+                levels=levels,
                 code=np.empty((trees, rows), dtype=np.uint8),
                 leaf=np.empty((trees, rows), dtype=np.intp),
                 leaf_values=np.empty((trees, rows), dtype=np.float32),
@@ -164,9 +168,10 @@ def _outputs_of(model: dict[str, Any], feature_count: int) -> tuple[list[list[di
 
 
 def _flatten(trees: Sequence[dict[str, Any]], feature_count: int) -> tuple[int, _Indices, _Floats, _Floats]:
-    """Depth; every split's column and threshold, by level, place and tree; leaves by tree and way.
+    """Depth; every split's column and threshold, by place and tree; leaves by tree and way.
 
-    A leaf above the last level is copied to all places below it.
+    Places are in pre-order: a split, all below it to the left, all below it to the right. A leaf above the last level is
+    copied to all places below it.
     """
     depth = max((_depth_of(tree) for tree in trees), default=0)
     if depth > _MOST_LEVELS:
@@ -185,17 +190,20 @@ def _flatten(trees: Sequence[dict[str, Any]], feature_count: int) -> tuple[int, 
     condition = table("split_conditions").astype(np.float32)
     tree = np.arange(len(trees))
     nodes = np.zeros((1, len(trees)), dtype=np.intp)
-    columns: list[_Indices] = [np.zeros(0, dtype=np.intp)]
-    thresholds: list[_Floats] = [np.zeros(0, dtype=np.float32)]
-    for _ in range(depth):
+    columns = np.zeros((2**depth - 1, len(trees)), dtype=np.intp)
+    thresholds = np.zeros((2**depth - 1, len(trees)), dtype=np.float32)
+    places = np.zeros(1, dtype=np.intp)
+    for level in range(depth):
         leaf = left[tree, nodes] < 0
         column = feature[tree, nodes] + np.where(default_left[tree, nodes] > 0, feature_count, 0)
-        columns.append(np.where(leaf, 0, column).reshape(-1))
-        thresholds.append(np.where(leaf, np.float32(np.inf), condition[tree, nodes]).reshape(-1))
+        columns[places] = np.where(leaf, 0, column)
+        thresholds[places] = np.where(leaf, np.float32(np.inf), condition[tree, nodes])
+        below = 2 ** (depth - level - 1)  # to the right of a place, one more than there are splits to its left
+        places = np.stack([places + 1, places + below], axis=1).reshape(-1)
         children = [np.where(leaf, nodes, side[tree, nodes]) for side in (left, right)]
         nodes = np.stack(children, axis=1).reshape(-1, len(trees))
     leaves = condition[tree, nodes].T.reshape(-1)
-    return depth, np.concatenate(columns), np.concatenate(thresholds), leaves
+    return depth, columns.reshape(-1), thresholds.reshape(-1), leaves
 
 
 def _depth_of(tree: dict[str, Any]) -> int:
