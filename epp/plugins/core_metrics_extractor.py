@@ -3,7 +3,8 @@
 from pydantic import Field
 
 from epp.scheduling.plugin import Extractor, Parameters, Services
-from epp.signals.engines import EngineMapping, Engines
+from epp.signals.engines import Engines
+from epp.signals.mapping import EngineMapping
 
 _SPEC = "`name` or `name{label=value}`; empty: the engine does not have it."
 

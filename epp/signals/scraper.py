@@ -23,8 +23,9 @@ from yarl import URL
 
 from epp.pool.endpoint import Endpoint
 from epp.pool.store import EndpointChanges, PoolStore
-from epp.signals.engines import EngineMapping, Engines, extract, totals
+from epp.signals.engines import Engines
 from epp.signals.fetch import ScrapeError, ScrapeErrorKind, fetch_page, open_session
+from epp.signals.mapping import EngineMapping, extract, totals
 from epp.signals.page import PageReader, unlabelled_value
 from epp.signals.restarts import PROCESS_START, Restarts
 from epp.signals.settings import ScrapeSettings

@@ -31,7 +31,8 @@ from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.plugin import Services
 from epp.scheduling.registry import Registry
-from epp.signals.engines import BUILT_IN_ENGINES, extract
+from epp.signals.engines import BUILT_IN_ENGINES
+from epp.signals.mapping import extract
 from epp.signals.page import PageReader
 from epp.wire.codec import ProtocolError
 from epp.wire.events import BodyMode, Ended, RequestReady, ResponseBody, Route

@@ -17,7 +17,7 @@ SECONDS_PER_INPUT = 5
 MEGABYTES = 1024
 LONGEST_INPUT_BYTES = 4096
 # Seen by the coverage guide. numpy, protobuf, orjson and the plugins' insides are not what is fuzzed.
-INSTRUMENTED = ["epp.wire", "epp.inference", "epp.config.loader", "epp.pool", "epp.signals.page", "epp.signals.engines"]
+INSTRUMENTED = ["epp.wire", "epp.inference", "epp.config.loader", "epp.pool", "epp.signals.page", "epp.signals.mapping"]
 
 
 def fuzz_one(name: str, seconds: int, into: Path) -> None:

@@ -2,14 +2,8 @@ import pytest
 
 from epp.pool.endpoint import Endpoint
 from epp.pool.snapshot import EndpointSignals, LoraState
-from epp.signals.engines import (
-    BUILT_IN_ENGINES,
-    EngineError,
-    EngineMapping,
-    Engines,
-    MetricSpec,
-    extract,
-)
+from epp.signals.engines import BUILT_IN_ENGINES, Engines
+from epp.signals.mapping import EngineError, EngineMapping, MetricSpec, extract
 from epp.signals.page import PageReader
 
 BY_NAME = {engine.name: engine for engine in BUILT_IN_ENGINES}

@@ -7,7 +7,8 @@ import pytest
 
 from epp.pool.endpoint import Endpoint
 from epp.pool.store import PoolStore
-from epp.signals.engines import BUILT_IN_ENGINES, Engines, totals
+from epp.signals.engines import BUILT_IN_ENGINES, Engines
+from epp.signals.mapping import totals
 from epp.signals.page import PageReader, unlabelled_value
 from epp.signals.restarts import PROCESS_START, Restarts
 from epp.signals.scraper import Scraper
