@@ -248,9 +248,7 @@ def test_a_request_that_does_no_inference_leaves_no_trace() -> None:
     chat = {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}
     for given in (
         arrival(None, {":method": "GET", ":path": "/v1/models"}),
-        arrival(
-            {"model": "m", "messages": [{"role": "user", "content": PROMPT}]}, {":path": "/v1/messages/count_tokens"}
-        ),
+        arrival(chat, {":path": "/v1/messages/count_tokens"}),
     ):
         assignment = routed(world, given)
         assert world.ledger.open_streams() == 0

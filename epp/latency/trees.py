@@ -170,8 +170,8 @@ def _outputs_of(model: dict[str, Any], feature_count: int) -> tuple[list[list[di
 def _flatten(trees: Sequence[dict[str, Any]], feature_count: int) -> tuple[int, _Indices, _Floats, _Floats]:
     """Depth; every split's column and threshold, by place and tree; leaves by tree and way.
 
-    Places are in pre-order: a split, all below it to the left, all below it to the right. A leaf above the last level is
-    copied to all places below it.
+    Places are in pre-order: a split, all below it to the left, all below it to the right. A leaf above the last level
+    is copied to all places below it.
     """
     depth = max((_depth_of(tree) for tree in trees), default=0)
     if depth > _MOST_LEVELS:
