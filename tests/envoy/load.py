@@ -8,7 +8,7 @@ async with load(pickers=2) as site:
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,7 +141,6 @@ async def load(
     fail_open: bool = True,
     flags: Sequence[str] = (),
     health_interval_s: float | None = None,
-    cluster: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Site]:
     """
     Args:
@@ -164,11 +163,10 @@ async def load(
             endpoints=endpoints,
             fail_open=fail_open,
         )
-        (picker,) = (c for c in config["static_resources"]["clusters"] if c["name"] == "picker")
         if health_interval_s is not None:
+            (picker,) = (c for c in config["static_resources"]["clusters"] if c["name"] == "picker")
             interval = f"{health_interval_s}s"
             picker["health_checks"][0] |= {"interval": interval, "no_traffic_interval": interval}
-        picker |= cluster or {}
         envoy = await stack.enter_async_context(EnvoyProxy(config))
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=120)

@@ -83,13 +83,13 @@ apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
 plugins:
 - type: active-request-scorer
-- type: queue-scorer
+- type: kv-cache-utilization-scorer
 - type: inflight-load-producer
 schedulingProfiles:
 - name: default
   plugins:
   - pluginRef: active-request-scorer
-  - pluginRef: queue-scorer
+  - pluginRef: kv-cache-utilization-scorer
 """
 
 
