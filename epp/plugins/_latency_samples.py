@@ -13,6 +13,7 @@ from epp.endings import EndCause
 from epp.inference.request import Api, Request
 from epp.latency.types import Prediction, Promise, Target
 from epp.ledger import Outcome
+from epp.plugins._prefill import prefill_row
 from epp.scheduling.data import IntArray
 from epp.scheduling.decision import Decision
 
@@ -23,8 +24,6 @@ GENERATING_APIS = frozenset(
 
 MIN_COUNTED_EVENTS = 8
 """Without the server's own count, tokens are taken to be events. Off by one or two, a short answer would mislead."""
-
-PREFILL_PROFILE = "prefill"
 
 
 class Measured(NamedTuple):
@@ -69,16 +68,8 @@ def _tokens(request: Request, outcome: Outcome) -> int:
     return outcome.token_events if outcome.token_events >= MIN_COUNTED_EVENTS else 0
 
 
-def prefill_row(decision: Decision) -> int | None:
-    """The server that prefills for another, if one does. Rows here are of the decision's snapshot."""
-    prefill = decision.profiles.get(PREFILL_PROFILE)
-    if prefill is None or not prefill.picked or decision.primary == PREFILL_PROFILE:
-        return None
-    return prefill.picked[0]
-
-
 def rows_at_work(decision: Decision) -> list[int]:
-    """Servers that may work for the request: the choice, its fallbacks, and who prefills."""
+    """Rows of the decision's snapshot that may work for the request: the choice, its fallbacks, and who prefills."""
     rows = [decision.snapshot.row_by_id[endpoint.id] for endpoint in decision.endpoints]
     prefill = prefill_row(decision)
     return rows if prefill is None else [*rows, prefill]

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from epp.plugins._prefill import prefill_row
 from epp.pool.snapshot import EndpointSignals, Snapshot
 from epp.prefix.hashing import block_hashes
 from epp.prefix.index import PrefixIndex
@@ -29,7 +30,6 @@ MIN_BLOCK_SIZE_TOKENS = 64
 MAX_BLOCK_SIZE_TOKENS = 8192
 """A server that reports a larger block is not believed: its word would blind the index for the whole pool."""
 
-PREFILL_PROFILE = "prefill"
 _DEFAULT_BLOCK_SIZE_TOKENS = 16
 _DUMPED_ENDPOINTS = 100
 
@@ -126,9 +126,8 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
 
     def pre_request(self, cycle: Cycle, decision: Decision) -> None:
         chosen = [decision.endpoints[0].id]
-        prefill = decision.profiles.get(PREFILL_PROFILE)
-        if prefill is not None and prefill.picked and decision.primary != PREFILL_PROFILE:
-            chosen.append(decision.snapshot.endpoints[prefill.picked[0]].id)
+        if (prefill := prefill_row(decision)) is not None:
+            chosen.append(decision.snapshot.endpoints[prefill].id)
         for endpoint_id in dict.fromkeys(chosen):
             self._record(cycle, decision, endpoint_id)
         match = cycle.get(self._key)

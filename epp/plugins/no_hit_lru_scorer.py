@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from epp.plugins._prefill import prefill_row
 from epp.plugins._signals import neutral
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import PREFIX_MATCH, DataKey, FloatArray
 from epp.scheduling.decision import Decision
 from epp.scheduling.plugin import Parameters, PreRequest, Scorer, Services
-
-_PREFILL_PROFILE = "prefill"
 
 
 class NoHitLruParameters(Parameters):
@@ -62,9 +61,8 @@ class NoHitLruScorer(Scorer, PreRequest):
         if not cycle.state.pop(self.name, False):
             return
         self._use(decision.endpoints[0].id)
-        prefill = decision.profiles.get(_PREFILL_PROFILE)
-        if prefill is not None and prefill.picked:
-            self._use(decision.snapshot.endpoints[prefill.picked[0]].id)
+        if (prefill := prefill_row(decision)) is not None:
+            self._use(decision.snapshot.endpoints[prefill].id)
 
     def dump_state(self) -> Mapping[str, Any]:
         return {"longest_unused_first": list(self._uses)}

@@ -1,7 +1,7 @@
 """What the framework answers: a decision with its reasons, or a denial with its reason."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from epp.pool.endpoint import Endpoint
 from epp.pool.snapshot import Snapshot
@@ -52,7 +52,6 @@ class Decision:
     endpoints: tuple[Endpoint, ...]
     primary: str
     profiles: Mapping[str, ProfileResult | None]
-    notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def destination(self) -> str:

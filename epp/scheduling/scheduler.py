@@ -76,7 +76,6 @@ class Scheduler:
             endpoints=tuple(endpoints[row] for row in result.picked),
             primary=primary,
             profiles=results,
-            notes=dict(cycle.notes),
         )
 
     def _wanted(self, cycle: Cycle, results: dict[str, ProfileResult | None]) -> Sequence[str]:

@@ -135,7 +135,7 @@ def test_a_broken_producer_costs_only_its_own_data() -> None:
     assert seen == [None]
     assert cycle.get(key("c")) == "c"
     assert recorder.failures == [("DataProducer", "broken", "RuntimeError")]
-    assert decision.notes == {"broken": "DataProducer failed: RuntimeError"}
+    assert cycle.notes == {"broken": "DataProducer failed: RuntimeError"}
 
 
 def test_producers_in_a_circle_are_named() -> None:

@@ -102,8 +102,8 @@ def test_a_broken_plugin_costs_its_contribution_never_the_request(
     decision = decided(one_profile(filters, [*scorers, (good, 1.0)], picker, recorder), 3, cycle)
     assert decision.endpoints[0].name == "pod-1"
     assert [(p, n) for p, n, _ in recorder.failures] == [(point, name)]
-    assert decision.notes[name].startswith(f"{point} failed: ")
-    assert "prompt" not in str(decision.notes)
+    assert cycle.notes[name].startswith(f"{point} failed: ")
+    assert "prompt" not in str(cycle.notes)
 
 
 def test_a_broken_handler_still_gives_a_decision() -> None:
