@@ -150,7 +150,7 @@ class World:
             Parsers([parser.plugin_type for parser in self.config.parsers]),
             self.ledger,
             self.store.snapshot,
-            RequestObserver(self.metrics, self.ring),
+            RequestObserver(self.metrics, self.ring, self.clock),
             clock=self.clock,
             rng=random.Random(seed),
             options=director,

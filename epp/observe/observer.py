@@ -1,7 +1,10 @@
 """Joins those who want to know what happened to requests."""
 
+from collections.abc import Callable
+
 from epp.inference.request import Request
 from epp.ledger import Outcome
+from epp.observe.failures import ServerFailures
 from epp.observe.metrics import Metrics
 from epp.observe.records import DecisionRing
 from epp.scheduling.cycle import Cycle
@@ -9,11 +12,12 @@ from epp.scheduling.decision import Decision, Denial
 
 
 class RequestObserver:
-    """The director's observer: counts in the metrics, remembers in the ring."""
+    """The director's observer: counts in the metrics, remembers in the ring, tells the log of servers that fail."""
 
-    def __init__(self, metrics: Metrics, ring: DecisionRing) -> None:
+    def __init__(self, metrics: Metrics, ring: DecisionRing, clock: Callable[[], float]) -> None:
         self._metrics = metrics
         self._ring = ring
+        self._failures = ServerFailures(clock)
 
     def request_routed(self, request: Request, decision: Decision, cycle: Cycle, seconds: float) -> None:
         self._metrics.request_routed(request, decision, cycle, seconds)
@@ -28,6 +32,7 @@ class RequestObserver:
 
     def request_ended(self, request: Request, outcome: Outcome) -> None:
         self._metrics.request_ended(request, outcome)
+        self._failures.request_ended(outcome)
 
     def plugins_observed(self, cycle: Cycle) -> None:
         self._metrics.plugins_observed(cycle)

@@ -127,7 +127,7 @@ class Picker:
             Parsers([parser.plugin_type for parser in self._config.parsers]),
             self._ledger,
             self._store.snapshot,
-            RequestObserver(self._metrics, self._ring),
+            RequestObserver(self._metrics, self._ring, clock),
             clock=clock,
             rng=rng,
             options=DirectorOptions(

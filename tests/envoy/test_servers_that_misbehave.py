@@ -66,6 +66,11 @@ async def test_garbage_becomes_an_error_or_a_cut_and_holds_nothing(site: Site, g
         case _:
             assert (status, cause) == (502, "upstream_error")
             assert b"api_error" in (body or b"")
+            assert await ask(site, garbage) == (status, body)
+            await ends(site)
+            told = [line for line in site.pickers[0].log().splitlines() if "a request that was sent to" in line]
+            assert all("the proxy answered 502" in line for line in told)
+            assert 1 <= len(told) <= len(site.servers)  # once for each that it was sent to
 
 
 @pytest.mark.asyncio(loop_scope="module")
