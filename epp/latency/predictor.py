@@ -131,6 +131,14 @@ class Predictor:
             model_version=self.model_version,
         )
 
+    def without_prediction(self, situation: Situation) -> Prediction:
+        """The features alone, to learn from when there is no time for more: all estimates are NaN."""
+        nothing = np.full(len(situation), np.nan)
+        estimate = Estimate(nothing, nothing, nothing, nothing, Source.PRIOR)
+        return Prediction(
+            situation.endpoint_ids, feature_matrix(situation), estimate, estimate, None, None, self.model_version
+        )
+
     def is_ready(self, target: Target) -> bool:
         """Whether enough real samples of this target were seen. Until then a heuristic is the better guide."""
         return self._prior.samples(target) >= self.options.ready_samples

@@ -26,6 +26,11 @@ MIN_COUNTED_EVENTS = 8
 """Without the server's own count, tokens are taken to be events. Off by one or two, a short answer would mislead."""
 
 
+def is_good(status: int | None) -> bool:
+    """2xx."""
+    return status is not None and 200 <= status < 300
+
+
 class Measured(NamedTuple):
     """Milliseconds by target from dispatch on, above 0; `dropped`: why there are none, in one word."""
 
@@ -41,7 +46,7 @@ def measure(request: Request, outcome: Outcome) -> Measured:
     """
     if outcome.cause is not EndCause.NATURAL:
         return Measured({}, outcome.cause.value)
-    if outcome.status is None or not 200 <= outcome.status < 300:
+    if not is_good(outcome.status):
         return Measured({}, "status")
     if request.api not in GENERATING_APIS:
         return Measured({}, "api")

@@ -35,7 +35,7 @@ class PredictedLatencyParameters(CompatibleParameters):
     default_opt_in: bool = Field(
         True, description="Use predictions for requests that do not say x-prediction-based-scheduling."
     )
-    slow_start_samples: int = Field(20, ge=0, description="Good answers until a server is not new any more.")
+    slow_start_samples: int = Field(20, ge=0, description="Good answers to begin until a server is not new any more.")
     failure_threshold: int = Field(3, ge=0, description="Failures in a row that take a server out; 0: none do.")
 
     @field_validator("context_ttl")

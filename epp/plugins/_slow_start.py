@@ -3,10 +3,11 @@
 A server that nobody has used yet cannot be compared with the others, and a server that fails at once looks idle, and
 so fast, to everything that counts what is in flight. Neither is left to the predictions:
 
-* *new*: until it has given `samples` good answers it gets, by chance, a share of the requests that grows from a tenth
-  of a fair share to a whole one, and never more in flight than it has answered, plus one;
+* *new*: until it has begun `samples` good answers it gets, by chance, a share of the requests that grows from a tenth
+  of a fair share to a whole one, and never more in flight than it has begun to answer, plus one;
 * *failing*: after `failures` failures in a row it gets one request at a time, and waits between them, 1 s at first and
-  twice as long after each further failure up to 32 s. A good answer makes it a new server.
+  twice as long after each further failure up to 16 s. The first token of a good answer makes it a new server, so that
+  nobody waits for the last one of a long answer; it takes a whole one to make the failures forgotten.
 
 When all candidates are new or failing there is nothing to compare them with, and nobody is held back.
 """
@@ -25,13 +26,14 @@ from epp.scheduling.data import SLOW_START, FloatArray, IntArray, SlowStart
 FIRST_SHARE = 0.1  # of a fair share, for a server that has answered nothing yet
 MAX_SHARE = 0.5  # of all requests, for all new servers together
 FIRST_WAIT_S = 1.0
-MAX_WAIT_S = 32.0
+MAX_WAIT_S = 16.0
 
 
 @dataclass(slots=True)
 class _Record:
     answers: int
     failures: int = 0
+    lives: bool = True  # has begun a good answer since the last failure
     failed_s: float = -inf
     not_before_s: float = 0.0
 
@@ -61,15 +63,19 @@ class SlowStartTracker:
             self._held_back.pop(endpoint_id, None)
         return gone
 
-    def answered(self, endpoint_id: str, sent_s: float) -> None:
-        """A good answer to a request sent then. One sent before the last failure says nothing of the server since."""
+    def answers(self, endpoint_id: str, sent_s: float) -> None:
+        """A good answer begins, to a request sent then. One sent before the last failure says nothing of now."""
         record = self._records.get(endpoint_id)
-        if record is None or sent_s < record.failed_s:
-            return
-        if record.failures or record.answers < self._samples:
-            record.failures = 0
+        if record is not None and sent_s >= record.failed_s and (record.answers < self._samples or not record.lives):
+            record.lives = True
             record.answers = min(record.answers + 1, self._samples)
             self._classify(endpoint_id)
+
+    def answered(self, endpoint_id: str, sent_s: float) -> None:
+        """It was good to the end."""
+        record = self._records.get(endpoint_id)
+        if record is not None and sent_s >= record.failed_s:
+            record.failures = 0
 
     def failed(self, endpoint_id: str, now_s: float) -> None:
         """No answer, or one that says the server is broken."""
@@ -78,6 +84,7 @@ class SlowStartTracker:
             return
         record.failures += 1
         record.failed_s = now_s
+        record.lives = False
         if self._is_failing(record):
             record.answers = 0
             wait_s = FIRST_WAIT_S * 2.0 ** min(record.failures - self._failures, 10)
@@ -122,7 +129,7 @@ class SlowStartTracker:
         }
 
     def _is_failing(self, record: _Record) -> bool:
-        return 0 < self._failures <= record.failures
+        return 0 < self._failures <= record.failures and not record.lives
 
     def _classify(self, endpoint_id: str) -> None:
         record = self._records[endpoint_id]

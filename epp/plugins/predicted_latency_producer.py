@@ -9,16 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from epp.endings import EndCause
-from epp.latency.types import Prediction, Promise, Sample, Situation, Target
+from epp.latency.types import Prediction, Promise, Sample, Target
 from epp.ledger import Outcome
-from epp.plugins._latency_samples import GENERATING_APIS, measure, promises_of, rows_at_work, targets_by_row
+from epp.plugins._latency_samples import GENERATING_APIS, is_good, measure, promises_of, rows_at_work, targets_by_row
+from epp.plugins._latency_situation import SituationReader
 from epp.plugins._latency_targets import Judge, RunningTargets
 from epp.plugins._predicted_latency_parameters import PredictedLatencyParameters
 from epp.plugins._prediction_budget import PredictionBudget
-from epp.plugins._signals import is_fresh
 from epp.plugins._slo import Slo, opted_in, slo_of
 from epp.plugins._slow_start import SlowStartTracker
 from epp.plugins._unseen_first_tokens import UnseenFirstTokens
@@ -28,19 +26,23 @@ from epp.scheduling.cycle import Cycle, Observation
 from epp.scheduling.data import (
     IN_FLIGHT_LOAD,
     LATENCY_PREDICTION,
-    PREFIX_MATCH,
     SLOW_START,
     TOKENIZED_PROMPT,
-    BoolArray,
     DataKey,
-    FloatArray,
     InFlightLoad,
     IntArray,
 )
 from epp.scheduling.decision import Decision, Denial
-from epp.scheduling.plugin import EndHook, PreRequest, Producer, RequestProcessor, Services
+from epp.scheduling.plugin import (
+    EndHook,
+    FirstTokenHook,
+    PreRequest,
+    Producer,
+    RequestProcessor,
+    ResponseHeadersHook,
+    Services,
+)
 
-PREFILL = "prefill"
 _DUMPED_ENDPOINTS = 100
 
 
@@ -53,6 +55,7 @@ class _Asked:
         used: the prediction was published.
         promises: of those that may serve the request, by row of the decision's snapshot.
         booked: endpoint and TPOT target that run there on its account.
+        answering: the endpoint that has begun a good answer.
     """
 
     slo: Slo
@@ -61,9 +64,10 @@ class _Asked:
     used: bool = False
     promises: Mapping[int, Promise] = field(default_factory=dict)
     booked: tuple[str, float] | None = None
+    answering: str | None = None
 
 
-class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, EndHook):
+class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, ResponseHeadersHook, FirstTokenHook, EndHook):
     """Publishes TTFT and TPOT of the request on each candidate, and whether that is within its targets.
 
     *Targets*: `x-llm-d-slo-ttft-ms` and `x-llm-d-slo-tpot-ms`, or `x-slo-ttft-ms` and `x-slo-tpot-ms`. A missing one
@@ -81,7 +85,7 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, EndHook):
     not there are predictions.
 
     *Budget*: after a prediction that took longer than budgetMs one request goes without, after the next such two, then
-    four, up to 64; a quick one ends it.
+    four, up to 64; a quick one ends it. Such requests, too, are learned from.
     """
 
     plugin_type = "predicted-latency-producer"
@@ -96,20 +100,16 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, EndHook):
         self._judge = Judge(self._targets, parameters.slo_buffer_factor, parameters.like_llm_d)
         self._unseen = UnseenFirstTokens(services.ledger)
         self._slow_start = SlowStartTracker(parameters.slow_start_samples, parameters.failure_threshold)
-        self._match_key = PREFIX_MATCH.by(parameters.prefix_match_info_producer_name)
+        self._reader = SituationReader(parameters.endpoint_role_label, parameters.prefix_match_info_producer_name)
         self._load_key = IN_FLIGHT_LOAD.by(parameters.in_flight_load_producer_name)
         self._prediction_key = LATENCY_PREDICTION.by(name)
         self._slow_start_key = SLOW_START.by(name)
         self._now_s = 0.0  # of the last request: this object has no clock
         self._newest_version: int | None = None
-        # Of the snapshot last seen, in its order:
-        self._endpoints_version: int | None = None
-        self._endpoint_ids: tuple[str, ...] = ()
-        self._only_prefills: BoolArray = np.zeros(0, dtype=np.bool_)
 
     @property
     def consumes(self) -> Sequence[DataKey[Any]]:
-        return TOKENIZED_PROMPT.by(None), self._match_key, self._load_key
+        return TOKENIZED_PROMPT.by(None), self._reader.match_key, self._load_key
 
     @property
     def produces(self) -> Sequence[DataKey[Any]]:
@@ -145,9 +145,10 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, EndHook):
             return "no predictor"
         if cycle.request.api not in GENERATING_APIS:
             return "not generating"
+        situation = self._reader.read(cycle, candidates, load)
         if not self._budget.allows():
+            asked.prediction = self._predictor.without_prediction(situation)
             return "over budget"
-        situation = self._situation(cycle, candidates, load)
         try:
             with self._budget:
                 asked.prediction = self._predictor.predict(
@@ -173,7 +174,7 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, EndHook):
             candidates.rows,
             ready=ready,
             streams=self._streams(cycle),
-            only_prefills=self._only_prefills,
+            only_prefills=self._reader.only_prefills,
             waited_ms=cycle.waited_ms,
             requests=load.requests,
         )
@@ -183,55 +184,21 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, EndHook):
         asked.used = True
         return None
 
-    def _situation(self, cycle: Cycle, candidates: Candidates, load: InFlightLoad) -> Situation:
-        request, snapshot, rows = cycle.request, candidates.snapshot, candidates.rows
-        prompt, match = cycle.get(TOKENIZED_PROMPT.by(None)), cycle.get(self._match_key)
-        prompt_tokens = np.nan if prompt is None else float(prompt.tokens)
-        current = is_fresh(candidates, cycle.now_s)
-
-        def signal(column: FloatArray) -> FloatArray:
-            return np.where(current, column[rows], np.nan)
-
-        return Situation(
-            endpoint_ids=self._endpoint_ids
-            if len(rows) == len(snapshot)
-            else [self._endpoint_ids[row] for row in rows.tolist()],
-            prompt_tokens=prompt_tokens,
-            max_output_tokens=np.nan if request.max_output_tokens is None else float(request.max_output_tokens),
-            is_prefill=self._only_prefills[rows],
-            uncached_tokens=np.full(len(rows), prompt_tokens)
-            if match is None
-            else match.uncached_tokens(prompt_tokens)[rows],
-            waiting_requests=signal(snapshot.waiting_requests),
-            running_requests=signal(snapshot.running_requests),
-            kv_cache_usage_ratio=signal(snapshot.kv_cache_usage_ratio),
-            in_flight_requests=load.requests[rows],
-            prefill_tokens_in_flight=load.prefill_tokens[rows],
-            decode_tokens_in_flight=load.decode_tokens[rows],
-        )
-
     def _streams(self, cycle: Cycle) -> bool:
         wanted = cycle.request.streaming and not self._parameters.like_llm_d
         return self._parameters.streaming_mode or wanted
 
     def _follow(self, snapshot: Snapshot) -> None:
-        """Keep up with the pool. Endpoints that are there from the start are not new."""
+        """Keep up with who is in the pool. Endpoints that are there from the start are not new."""
+        self._reader.follow(snapshot)
         version, newest = snapshot.endpoints_version, self._newest_version
-        if version == self._endpoints_version:
-            return
-        self._endpoints_version = version
-        self._endpoint_ids = tuple(endpoint.id for endpoint in snapshot.endpoints)
-        label = self._parameters.endpoint_role_label
-        self._only_prefills = np.array(
-            [bool(label) and endpoint.labels.get(label) == PREFILL for endpoint in snapshot.endpoints], dtype=np.bool_
-        )
-        if newest is not None and version < newest:
-            return  # a request that was held carries an old snapshot
+        if newest is not None and version <= newest:
+            return  # nothing changed; or a request that was held carries an old snapshot
         self._newest_version = version
         for endpoint_id in self._slow_start.keep(snapshot.row_by_id):
             if self._predictor is not None:
                 self._predictor.forget(endpoint_id)
-        for endpoint_id in self._endpoint_ids:
+        for endpoint_id in self._reader.endpoint_ids:
             if not self._slow_start.knows(endpoint_id):
                 learned = 0 if self._predictor is None else self._predictor.samples_of(endpoint_id)
                 self._slow_start.add(endpoint_id, self._parameters.slow_start_samples if newest is None else learned)
@@ -262,6 +229,21 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, EndHook):
             self._targets.add(chosen.id, target_ms)
             asked.booked = (chosen.id, target_ms)
 
+    def response_headers(
+        self, cycle: Cycle, decision: Decision, status: int | None, headers: Mapping[str, str], served: str | None
+    ) -> None:
+        """Who answers, if that is a good answer."""
+        asked = cycle.state.get(self.name)
+        if isinstance(asked, _Asked) and is_good(status):
+            row = None if served is None else decision.snapshot.row_by_address.get(served)
+            asked.answering = (decision.endpoints[0] if row is None else decision.snapshot.endpoints[row]).id
+
+    def first_token(self, cycle: Cycle, decision: Decision, at_s: float) -> None:
+        """The server lives, however long the rest takes."""
+        asked = cycle.state.get(self.name)
+        if isinstance(asked, _Asked) and asked.answering is not None:
+            self._slow_start.answers(asked.answering, cycle.now_s)
+
     def end(self, cycle: Cycle, decision: Decision, outcome: Outcome) -> None:
         asked = cycle.state.pop(self.name, None)
         if not isinstance(asked, _Asked):
@@ -277,11 +259,13 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, EndHook):
             self._observe(cycle, "prediction_samples_dropped", 1, reason=dropped)
 
     def _watch(self, outcome: Outcome) -> None:
-        """New and failing servers. What the client did is not the server's fault, nor its merit."""
+        """Failing servers. What the client did is not the server's fault, nor its merit."""
         status = outcome.status
         if outcome.cause is EndCause.UPSTREAM_ERROR or (status is not None and status >= 500):
             self._slow_start.failed(outcome.served_endpoint_id, outcome.ended_s)
-        elif outcome.cause is EndCause.NATURAL and status is not None and 200 <= status < 300:
+        elif outcome.cause is EndCause.NATURAL and is_good(status):
+            if outcome.first_token_s is None:
+                self._slow_start.answers(outcome.served_endpoint_id, outcome.dispatched_s)
             self._slow_start.answered(outcome.served_endpoint_id, outcome.dispatched_s)
 
     def _learn(

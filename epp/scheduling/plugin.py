@@ -58,6 +58,9 @@ class LatencyPredictor(Protocol):
     def predict(self, situation: Situation, *, quantile: float | None = None, e2e: bool = False) -> Prediction:
         """One call for all candidates. Bounds hold with probability `quantile`; `None`: they are the means."""
 
+    def without_prediction(self, situation: Situation) -> Prediction:
+        """The features alone, to learn from, for a fraction of the cost: all estimates are NaN."""
+
     def observe(self, sample: Sample) -> None:
         """Learn from a request that has ended. Quick: training happens elsewhere."""
 

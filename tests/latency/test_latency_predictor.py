@@ -11,7 +11,7 @@ from latency_world import World, relative_errors, situation
 
 from epp.latency.predictor import Predictor, PredictorOptions
 from epp.latency.training import train
-from epp.latency.types import Source, Target
+from epp.latency.types import Sample, Source, Target
 
 NAN = math.nan
 
@@ -250,6 +250,21 @@ def test_what_is_no_measurement_is_counted_and_not_learned() -> None:
     assert after.pop("dropped_samples") == 6
     before.pop("dropped_samples")
     assert after == before
+
+
+def test_without_a_prediction_there_is_still_something_to_learn(veteran: Predictor) -> None:
+    asked = situation(["a", "b"], in_flight=[3, NAN])
+    unpredicted, predicted = veteran.without_prediction(asked), veteran.predict(asked)
+    assert np.array_equal(unpredicted.features, predicted.features, equal_nan=True)
+    promise = unpredicted.promise(0)
+    assert promise.targets == {}
+    predictor = Predictor()
+    for _ in range(predictor.options.ready_samples):
+        predictor.observe(Sample("a", promise, 1.0, {Target.TTFT: 70.0}))
+    assert predictor.is_ready(Target.TTFT)
+    assert predictor.samples_of("a") == predictor.options.ready_samples
+    assert predictor.errors(Target.TTFT).samples_total == 0
+    assert predictor.predict(asked).ttft.mean_ms[0] == pytest.approx(70.0, rel=0.1)
 
 
 def test_new_endpoints_are_known_as_new_and_gone_ones_forgotten() -> None:

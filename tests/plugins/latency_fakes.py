@@ -68,7 +68,7 @@ class ToyPredictor:
         self.quantiles.append(quantile)
         if self.error is not None:
             raise self.error
-        numbers = np.array([int(endpoint_id.rpartition("-")[2]) for endpoint_id in situation.endpoint_ids])
+        numbers, features = self._features(situation)
 
         def estimate(values):
             mean = np.full(len(numbers), float(values)) if np.ndim(values) == 0 else np.array(values, float)[numbers]
@@ -77,13 +77,23 @@ class ToyPredictor:
 
         return Prediction(
             endpoint_ids=situation.endpoint_ids,
-            features=np.column_stack([numbers, situation.prefill_tokens_in_flight]).astype(np.float32),
+            features=features,
             ttft=estimate(self.ttft),
             tpot=estimate(self.tpot),
             e2e=estimate(self.e2e) if e2e else None,
             quantile=quantile,
             model_version=3,
         )
+
+    def without_prediction(self, situation):
+        nothing = np.full(len(situation), np.nan)
+        estimate = Estimate(nothing, nothing, nothing, nothing, Source.PRIOR)
+        return Prediction(situation.endpoint_ids, self._features(situation)[1], estimate, estimate, None, None, 3)
+
+    @staticmethod
+    def _features(situation):
+        numbers = np.array([int(endpoint_id.rpartition("-")[2]) for endpoint_id in situation.endpoint_ids])
+        return numbers, np.column_stack([numbers, situation.prefill_tokens_in_flight]).astype(np.float32)
 
     def observe(self, sample):
         self.samples.append(sample)

@@ -62,6 +62,12 @@ class World:
         self.plugin.pre_request(cycle, self.decision)
         return cycle
 
+    def begin(self, cycle, *, status=200, served=None):
+        """Its answer, up to the first token; `served`: the address that Envoy names."""
+        self.plugin.response_headers(cycle, self.decision, status, {}, served)
+        self.plugin.first_token(cycle, self.decision, NOW_S + 0.2)
+        return cycle
+
     def end(self, cycle, *, decision=None, served=0, ttft_s=0.2, duration_s=1.2, usage=11, **outcome):
         """Its end. By default a stream of 11 tokens, the first after 200 ms, the others in a second: 100 ms each."""
         fields = {"cause": EndCause.NATURAL, "status": 200, "streamed": True, "received_s": NOW_S - 1} | outcome
@@ -347,6 +353,18 @@ def test_after_a_slow_prediction_some_requests_go_without():
     assert without == [False, True, False, True, True, False, True, True, True, True, False, False]
 
 
+def test_a_request_that_goes_without_for_want_of_time_is_learned_from():
+    clock = iter([0.0, 1.0])
+    world = World({"budgetMs": 10}, timer=lambda: next(clock))
+    world.produce()
+    cycle = world.end(world.send(row=1), served=1)
+    (sample,) = world.predictor.samples
+    assert (sample.endpoint_id, sample.promise.targets) == ("ns/pod-1", {})
+    assert sample.promise.features.tolist() == [1, 0]
+    assert sample.actual_ms == {Target.TTFT: pytest.approx(200), Target.TPOT: pytest.approx(100)}
+    assert seen(cycle, "prediction_samples_dropped") == seen(cycle, "request_served_ttft_seconds") == []
+
+
 def test_what_a_prediction_takes_is_counted():
     clock = iter([1.0, 1.25])
     cycle = World(timer=lambda: next(clock)).produce()
@@ -581,7 +599,33 @@ def test_a_server_that_joins_is_tried_and_after_good_answers_is_one_of_them():
     assert world.produce().get(SLOW_START.by(None)).held_back.tolist() == [False] * 3 + [True]
     assert 0.01 < turns_of(world, 3) < 0.06
     for _ in range(4):
-        world.end(world.send(row=3), served=3)
+        world.end(world.begin(world.send(row=3)), served=3)
+    assert world.produce().get(SLOW_START.by(None)) is None
+
+
+def failed_once(**kwargs):
+    world = World({"failureThreshold": 1, "slowStartSamples": 1}, **kwargs)
+    world.end(world.send(), duration_s=0.0, **SERVER_ERROR)
+    assert world.produce().get(SLOW_START.by(None)).held_back.tolist() == [True, False]
+    return world
+
+
+def test_the_first_token_shows_that_a_failing_server_lives():
+    world = failed_once()
+    world.begin(world.send())
+    assert world.produce().get(SLOW_START.by(None)) is None
+
+
+def test_the_first_token_of_an_error_or_of_another_server_shows_nothing():
+    world = failed_once()
+    world.begin(world.send(), status=500)
+    world.begin(world.send(), served=world.pool.snapshot.endpoints[1].address)
+    assert world.produce().get(SLOW_START.by(None)).held_back.tolist() == [True, False]
+
+
+def test_a_good_answer_of_which_no_token_was_seen_shows_it_too():
+    world = failed_once()
+    world.end(world.send(), ttft_s=None, streamed=False)
     assert world.produce().get(SLOW_START.by(None)) is None
 
 
