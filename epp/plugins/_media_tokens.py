@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from epp.inference.request import Media, MediaKind
+from epp.plugins._video_hints import VideoHints
 from epp.scheduling.plugin import Parameters
 
 MAX_TOKENS_PER_MEDIA = 65_536
@@ -25,6 +26,9 @@ class Resolution(Parameters):
 
 class DynamicTokens(Parameters):
     factor: float = Field(1024, gt=0, description="Pixels that make one token.")
+
+    def tokens(self, pixels: float) -> int:
+        return max(1, int(pixels / self.factor))
 
 
 class StaticImageTokens(Parameters):
@@ -46,7 +50,8 @@ class ImageEstimate(Parameters):
     def tokens(self, width: int | None, height: int | None) -> int:
         if self.mode == "static":
             return self.static.static_token
-        return _tokens_of_pixels(width, height, self.default_resolution, self.dynamic)
+        default = self.default_resolution
+        return self.dynamic.tokens((width or default.width) * (height or default.height))
 
 
 class StaticFrameTokens(Parameters):
@@ -71,7 +76,12 @@ class SampledFrames(Parameters):
 
 
 class StridedFrames(Parameters):
-    default_source_fps: float = Field(24, gt=0, alias="defaultSourceFPS", description="Frames per second of the film.")
+    default_source_fps: float = Field(
+        24,
+        gt=0,
+        alias="defaultSourceFPS",
+        description="Frames per second, when x-llm-d-video-fps is absent.",
+    )
     frame_stride: int = Field(1, gt=0, description="Every how many-th frame is looked at.")
 
 
@@ -82,11 +92,12 @@ class Frames(Parameters):
     sampled: SampledFrames = Field(default_factory=SampledFrames)
     strided: StridedFrames = Field(default_factory=StridedFrames)
 
-    def count(self, duration_s: float) -> int:
+    def count(self, duration_s: float, source_fps: float | None) -> int:
         if self.mode == "sampled":
             frames = math.ceil(duration_s * self.sampled.sample_fps)
         else:
-            frames = math.ceil(duration_s * self.strided.default_source_fps / self.strided.frame_stride)
+            source_fps = source_fps or self.strided.default_source_fps
+            frames = math.ceil(duration_s * source_fps / self.strided.frame_stride)
         frames = max(frames, self.min_frames, 1)
         if self.max_frames:
             frames = min(frames, self.max_frames)
@@ -94,19 +105,24 @@ class Frames(Parameters):
 
 
 class VideoEstimate(Parameters):
-    default_resolution: Resolution = Field(default_factory=Resolution, description="When the data does not say.")
-    default_duration: float = Field(10, gt=0, description="Seconds; a film's length is never known here.")
+    default_resolution: Resolution = Field(
+        default_factory=Resolution, description="Of a frame, when x-llm-d-video-resolution (WIDTHxHEIGHT) is absent."
+    )
+    default_duration: float = Field(
+        10, gt=0, description="Seconds, when x-llm-d-video-duration-seconds is absent: nobody looks into a film here."
+    )
     tokens_per_frame: FrameTokens = Field(default_factory=FrameTokens)
     frames: Frames = Field(default_factory=Frames)
     max_video_tokens: int = Field(0, ge=0, description="Most that one film counts; 0: no limit of its own.")
 
-    def tokens(self, width: int | None, height: int | None) -> int:
+    def tokens(self, hints: VideoHints) -> int:
         per_frame = self.tokens_per_frame
         if per_frame.mode == "static":
             frame_tokens = per_frame.static.num_tokens_per_frame
         else:
-            frame_tokens = _tokens_of_pixels(width, height, self.default_resolution, per_frame.dynamic)
-        tokens = frame_tokens * self.frames.count(self.default_duration)
+            default = self.default_resolution
+            frame_tokens = per_frame.dynamic.tokens(hints.pixels or default.width * default.height)
+        tokens = frame_tokens * self.frames.count(hints.duration_s or self.default_duration, hints.fps)
         return min(tokens, self.max_video_tokens) if self.max_video_tokens else tokens
 
 
@@ -116,16 +132,12 @@ class Estimate(Parameters):
     image: ImageEstimate = Field(default_factory=ImageEstimate)
     video: VideoEstimate = Field(default_factory=VideoEstimate)
 
-    def tokens(self, media: Media) -> int:
+    def tokens(self, media: Media, hints: VideoHints) -> int:
         match media.kind:
             case MediaKind.IMAGE:
                 tokens = self.image.tokens(media.width, media.height)
             case MediaKind.VIDEO:
-                tokens = self.video.tokens(media.width, media.height)
+                tokens = self.video.tokens(hints)
             case MediaKind.AUDIO:
                 tokens = AUDIO_TOKENS
         return min(tokens, MAX_TOKENS_PER_MEDIA)
-
-
-def _tokens_of_pixels(width: int | None, height: int | None, default: Resolution, dynamic: DynamicTokens) -> int:
-    return max(1, int((width or default.width) * (height or default.height) / dynamic.factor))

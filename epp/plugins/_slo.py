@@ -4,10 +4,10 @@ A client may send anything. A target that is not a positive, finite number of mi
 it is counted, never believed, and never refused.
 """
 
-import math
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from epp.plugins._numbers import positive_number
 
 # Current name first, then the older one. A present current name hides the older, even when it cannot be read.
 TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
@@ -16,8 +16,6 @@ OPT_IN_HEADER = "x-prediction-based-scheduling"
 
 MAX_TARGET_MS = 24 * 3600 * 1e3
 """A day. Longer targets are mistakes (another unit, an overflow), not targets."""
-
-_NUMBER = re.compile(r"\+?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][+-]?\d{1,3})?", re.ASCII)
 
 
 class Slo(NamedTuple):
@@ -52,9 +50,8 @@ def _target(headers: Mapping[str, str], names: tuple[str, str], invalid: list[st
     for name in names:
         text = headers.get(name)
         if text is not None:
-            value_ms = float(text) if _NUMBER.fullmatch(text.strip()) else math.nan
-            if 0 < value_ms <= MAX_TARGET_MS:
-                return value_ms
-            invalid.append(name)
-            return None
+            target_ms = positive_number(text, MAX_TARGET_MS)
+            if target_ms is None:
+                invalid.append(name)
+            return target_ms
     return None

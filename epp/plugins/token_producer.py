@@ -7,6 +7,7 @@ from pydantic import Field
 
 from epp.inference.request import Media, Prompt, Request
 from epp.plugins._media_tokens import Estimate
+from epp.plugins._video_hints import VideoHints, video_hints_of
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import TOKENIZED_PROMPT, DataKey, TokenizedPrompt
@@ -59,16 +60,17 @@ class TokenProducer(Producer):
         request = cycle.request
         if not request.generates or not request.prompts:
             return
+        hints = video_hints_of(request.headers)
         media_tokens_left = MAX_MEDIA_TOKENS_PER_REQUEST
         rendered = []
         for prompt in request.prompts:
-            data, media_tokens = self._render(prompt, media_tokens_left)
+            data, media_tokens = self._render(prompt, hints, media_tokens_left)
             media_tokens_left -= media_tokens
             rendered.append(data)
         value = TokenizedPrompt(tuple(rendered), seed_of(request), BYTES_PER_TOKEN)
         cycle.publish(TOKENIZED_PROMPT.by(self.name), value)
 
-    def _render(self, prompt: Prompt, media_tokens_left: int) -> tuple[bytes, int]:
+    def _render(self, prompt: Prompt, hints: VideoHints, media_tokens_left: int) -> tuple[bytes, int]:
         """The prompt's bytes, and how many of its tokens stand for media."""
         if len(prompt.parts) == 1 and isinstance(prompt.parts[0], bytes):
             return prompt.parts[0], 0
@@ -76,7 +78,7 @@ class TokenProducer(Producer):
         length = media_tokens = 0
         for part in prompt.parts:
             if isinstance(part, Media):
-                tokens = min(self._estimate.tokens(part), media_tokens_left - media_tokens)
+                tokens = min(self._estimate.tokens(part, hints), media_tokens_left - media_tokens)
                 media_tokens += tokens
                 piece = bytes(-length % BYTES_PER_TOKEN) + _placeholder(part.content_hash, tokens)
             else:

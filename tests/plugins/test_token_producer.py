@@ -76,6 +76,28 @@ def test_media_estimates(kind, estimate, tokens):
     assert tokenize([Media(kind, 5)], parameters={"estimate": estimate}).tokens == tokens
 
 
+STRIDED = {"video": {"frames": {"mode": "strided", "strided": {"frameStride": 24}}}}
+
+
+@pytest.mark.parametrize(
+    ("headers", "estimate", "tokens"),
+    [
+        ({"x-llm-d-video-duration-seconds": "3.5"}, {}, 7 * 225),
+        ({"x-llm-d-video-resolution": "1280x720"}, {}, 20 * 900),
+        ({"x-llm-d-video-fps": "48"}, STRIDED, 20 * 225),
+        ({"x-llm-d-video-fps": "48"}, {}, 20 * 225),  # frames are sampled by time
+        ({"x-llm-d-video-duration-seconds": "soon"}, {}, 20 * 225),
+        ({"x-llm-d-video-duration-seconds": "1e300"}, {}, 20 * 225),
+        ({"x-llm-d-video-resolution": "1280"}, {}, 20 * 225),
+        ({"x-llm-d-video-resolution": "-1x720"}, {}, 20 * 225),
+        ({"x-llm-d-video-fps": "nan"}, STRIDED, 10 * 225),
+    ],
+)
+def test_headers_say_what_nobody_here_can_see_of_a_film(headers, estimate, tokens):
+    film = Media(MediaKind.VIDEO, 5)
+    assert tokenize([film], parameters={"estimate": estimate}, headers=headers).tokens == tokens
+
+
 def test_a_picture_that_claims_to_be_huge_is_bounded():
     assert tokenize([Media(MediaKind.IMAGE, 1, width=10**6, height=10**6)]).tokens == MAX_TOKENS_PER_MEDIA
 
