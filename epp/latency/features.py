@@ -91,7 +91,7 @@ FEATURE_SET_HASH = hashlib.sha256(
 _PROMPT, _UNCACHED, _BEFORE, _QUEUED, _WAITING, _RUNNING, _IN_FLIGHT, _ACTIVE, _KV, _DECODE, _CAP, _PREFILL = range(
     len(FEATURES)
 )
-_NEEDED: Mapping[Target, tuple[int, ...]] = MappingProxyType(
+NEEDED_COLUMNS: Mapping[Target, tuple[int, ...]] = MappingProxyType(
     {target: tuple(i for i, f in enumerate(FEATURES) if target in f.needed_by) for target in Target}
 )
 _MOST = np.float32(1e9)  # no count of tokens or requests is larger; what is, is not a measurement
@@ -124,23 +124,6 @@ def feature_matrix(situation: Situation) -> FeatureMatrix:
     return matrix
 
 
-def predictable(features: FeatureMatrix, target: Target) -> npt.NDArray[np.bool_]:
-    """Which rows have all that `target` needs."""
-    mask = np.ones(len(features), dtype=np.bool_)
-    for column in _NEEDED[target]:
-        mask &= ~np.isnan(features[:, column])
-    return mask
-
-
 def monotone_constraints(target: Target) -> tuple[int, ...]:
     """XGBoost's `monotone_constraints`: 1 for each column that `target` never falls with, else 0."""
     return tuple(int(target in feature.rises) for feature in FEATURES)
-
-
-def features_markdown() -> str:
-    """The table, for the documentation."""
-    lines = ["| feature | unit | source | rises | needed by | meaning |", "|---|---|---|---|---|---|"]
-    for f in FEATURES:
-        rises, needed = (", ".join(t.name for t in Target if t in targets) or "–" for targets in (f.rises, f.needed_by))
-        lines.append(f"| `{f.name}` | {f.unit} | {f.source} | {rises} | {needed} | {f.doc} |")
-    return "\n".join(lines) + "\n"

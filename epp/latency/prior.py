@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from epp.latency.features import COLUMN, FEATURES, FeatureMatrix
+from epp.latency.features import COLUMN, FEATURES, NEEDED_COLUMNS, FeatureMatrix
 from epp.latency.types import FloatArray, Target
 
 _DISCOUNT = 0.9995  # per sample: some 2,000 samples are remembered
@@ -30,6 +30,7 @@ _TRUST_IN_DEFAULT = 0.02  # in samples that a term explains alone: little, as te
 _CLIP = 4.0
 _EAGER_SAMPLES = 256  # so long the fit is renewed with every sample, then with every eighth
 _SWEEPS = 6
+_LEAST_BASE = 0.01  # of its default: nothing takes no time at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,13 @@ LAWS: Mapping[Target, LinearLaw] = MappingProxyType(
     }
 )
 _E2E_DEFAULTS = (1.0, 0.5, 50.0, 200.0)
-_NEEDED = {
-    target: [i for i, f in enumerate(FEATURES) if target in f.needed_by] for target in (Target.TTFT, Target.TPOT)
-}
 
 
 class NonNegativeFit:
-    """Discounted least squares with coefficients ≥ 0, drawn towards `defaults` until samples speak."""
+    """Discounted least squares with coefficients ≥ 0, drawn towards `defaults` until samples speak.
+
+    The first stays above 0, so that what it stands for (the base; of E2E, its TTFT) is in every prediction.
+    """
 
     def __init__(self, defaults: Sequence[float]) -> None:
         size = len(defaults)
@@ -91,7 +92,7 @@ class NonNegativeFit:
     def learn(self, terms: FloatArray, actual: float) -> None:
         """One observation `actual ≈ terms @ coefficients`, weighted by the relative error it makes."""
         expected = float(terms @ self.coefficients)
-        if not expected > 0.0:
+        if not expected > 0.0:  # the terms are no numbers
             return
         ratio = min(max(actual / expected, 1.0 / _CLIP), _CLIP)
         scaled = terms * self._scale / expected
@@ -109,7 +110,9 @@ class NonNegativeFit:
         for _ in range(_SWEEPS):
             for i, row in enumerate(gram):
                 pull = moment[i] - sum(g * s for g, s in zip(row, solution, strict=True)) + row[i] * solution[i]
-                solution[i] = max(0.0, (pull + _TRUST_IN_DEFAULT) / (row[i] + _TRUST_IN_DEFAULT))
+                solution[i] = max(
+                    _LEAST_BASE if i == 0 else 0.0, (pull + _TRUST_IN_DEFAULT) / (row[i] + _TRUST_IN_DEFAULT)
+                )
         self.coefficients = self._scale * solution
 
     def state(self) -> dict[str, Any]:
@@ -128,6 +131,7 @@ class NonNegativeFit:
             raise ValueError("the prior has other terms")
         if not (np.isfinite(gram).all() and np.isfinite(moment).all() and (solution >= 0.0).all()):
             raise ValueError("the prior's coefficients are no numbers")
+        solution[0] = max(solution[0], _LEAST_BASE)
         self._gram, self._moment, self._solution = gram, moment, solution.tolist()
         self.samples = int(state["samples"])
         self.coefficients = self._scale * solution
@@ -152,7 +156,7 @@ class FrozenPrior:
         missing = np.isnan(features)
         ttft, tpot = (np.where(missing, 0.0, features) @ self.weights + self.intercepts).T
         for target, values in ((Target.TTFT, ttft), (Target.TPOT, tpot)):
-            for column in _NEEDED[target]:
+            for column in NEEDED_COLUMNS[target]:
                 np.copyto(values, np.nan, where=missing[:, column])
         return {Target.TTFT: ttft, Target.TPOT: tpot}
 
@@ -185,7 +189,7 @@ class Prior:
     def learn(self, features: npt.NDArray[np.float32], actual_ms: Mapping[Target, float]) -> None:
         """One row of features and what came of it, without the bias of its endpoint."""
         for target, law in LAWS.items():
-            if target in actual_ms and not any(np.isnan(features[i]) for i in _NEEDED[target]):
+            if target in actual_ms and not any(np.isnan(features[i]) for i in NEEDED_COLUMNS[target]):
                 terms = np.ones(len(law.terms))
                 terms[1:] = np.nan_to_num(features[list(law.columns)])
                 self._fits[target].learn(terms, actual_ms[target])

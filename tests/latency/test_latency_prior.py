@@ -46,6 +46,18 @@ def test_outliers_do_not_carry_the_law_away() -> None:
     assert ttft_of(prior, prompt_tokens=2000) == pytest.approx(28.0 + 37.0, rel=0.15)
 
 
+def test_nothing_is_predicted_to_take_no_time() -> None:
+    prior = Prior()
+    idle = feature_matrix(situation(prompt_tokens=0.0, kv=0.0))
+    for tokens in range(1, 300):  # all of the time is explained by the tokens
+        row = feature_matrix(situation(prompt_tokens=10.0 * tokens, in_flight=tokens, running=tokens))
+        prior.learn(row[0], {Target.TTFT: 2.0 * tokens, Target.TPOT: 0.3 * tokens, Target.E2E: 40.0 * tokens})
+    law = prior.freeze().predict(idle)
+    assert law[Target.TTFT] > 0
+    assert law[Target.TPOT] > 0
+    assert prior.freeze().predict_e2e(idle, law[Target.TTFT], law[Target.TPOT]) > 0
+
+
 def test_end_to_end_knows_the_output_length() -> None:
     prior = Prior()
     world = World(sigma=0.05)
@@ -91,6 +103,8 @@ def test_a_row_without_what_is_needed_is_nan_and_the_others_are_not() -> None:
     law = Prior().freeze().predict(features)
     assert np.isnan(law[Target.TTFT]).tolist() == [True, False]
     assert np.isnan(law[Target.TPOT]).tolist() == [False, False]
+    unknown = feature_matrix(situation(["a", "b"], in_flight=[float("nan"), 1], running=float("nan")))
+    assert np.isnan(Prior().freeze().predict(unknown)[Target.TPOT]).tolist() == [True, False]
 
 
 def test_a_state_of_other_terms_is_refused() -> None:
