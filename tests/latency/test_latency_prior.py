@@ -49,9 +49,9 @@ def test_outliers_do_not_carry_the_law_away() -> None:
 def test_nothing_is_predicted_to_take_no_time() -> None:
     prior = Prior()
     idle = feature_matrix(situation(prompt_tokens=0.0, kv=0.0))
-    for tokens in range(1, 300):  # all of the time is explained by the tokens
-        row = feature_matrix(situation(prompt_tokens=10.0 * tokens, in_flight=tokens, running=tokens))
-        prior.learn(row[0], {Target.TTFT: 2.0 * tokens, Target.TPOT: 0.3 * tokens, Target.E2E: 40.0 * tokens})
+    for n in range(1, 300):  # a line through these begins below zero
+        row = feature_matrix(situation(prompt_tokens=10.0 * n, in_flight=n, running=n))
+        prior.learn(row[0], {Target.TTFT: 0.05 * n**1.6, Target.TPOT: 0.01 * n**1.6, Target.E2E: 0.5 * n**1.6})
     law = prior.freeze().predict(idle)
     assert law[Target.TTFT] > 0
     assert law[Target.TPOT] > 0
