@@ -153,11 +153,11 @@ class FrozenPrior:
 
     def predict(self, features: FeatureMatrix) -> dict[Target, FloatArray]:
         """Milliseconds per row and target; NaN where a column is missing that the target needs."""
-        missing = np.isnan(features)
-        ttft, tpot = (np.where(missing, 0.0, features) @ self.weights + self.intercepts).T
+        known = np.fmax(features, 0.0, dtype=np.float64)  # no feature is negative; a missing one is 0 here
+        ttft, tpot = (known @ self.weights + self.intercepts).T
         for target, values in ((Target.TTFT, ttft), (Target.TPOT, tpot)):
             for column in NEEDED_COLUMNS[target]:
-                np.copyto(values, np.nan, where=missing[:, column])
+                np.copyto(values, np.nan, where=np.isnan(features[:, column]))
         return {Target.TTFT: ttft, Target.TPOT: tpot}
 
     def predict_e2e(self, features: FeatureMatrix, ttft: FloatArray, tpot: FloatArray) -> FloatArray:
