@@ -245,11 +245,14 @@ class GrpcStream:
         self._trailer: Status | None = None
         self.status: Status | None = None
 
-    async def send(self, message: bytes, *, compress: bool = False) -> None:
-        """Nothing is sent once the server has ended the stream."""
+    async def send(self, message: bytes, *, compress: bool = False, bytewise: bool = False) -> None:
+        """Nothing is sent once the server has ended the stream. `bytewise`: in DATA frames of one byte each."""
         if compress:
             message = gzip.compress(message, 1)
-        await self.send_raw(bytes([compress]) + len(message).to_bytes(4, "big") + message)
+        framed = bytes([compress]) + len(message).to_bytes(4, "big") + message
+        size = 1 if bytewise else len(framed)
+        for at in range(0, len(framed), size):
+            await self.send_raw(framed[at : at + size])
 
     async def send_raw(self, data: bytes) -> None:
         """Bytes as they are, a message's frame or not."""

@@ -27,6 +27,7 @@ class Manner:
         observing: observability mode: copies only, no answers taken.
         max_headers: Envoy's limit of headers per message.
         compress: gzip each gRPC message.
+        bytewise: send each message byte by byte.
     """
 
     modes: Modes = FULL_DUPLEX_BOTH_WAYS
@@ -35,6 +36,7 @@ class Manner:
     header_form: HeaderForm = HeaderForm.RAW
     max_headers: int = 100
     compress: bool = False
+    bytewise: bool = False
     request_metadata: Metadatas | None = None
     response_metadata: Metadatas | None = None
     attributes: Metadatas | None = None

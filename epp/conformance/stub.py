@@ -178,7 +178,7 @@ class Stream:
     async def send_message(self, message: ProcessingRequest) -> None:
         if self._recorder is not None:
             self._recorder.sent(message)
-        await self.grpc.send(bytes(message), compress=self.manner.compress)
+        await self.grpc.send(bytes(message), compress=self.manner.compress, bytewise=self.manner.bytewise)
 
     def message(self, side: Side, part: Part) -> ProcessingRequest:
         """A part as Envoy writes it."""

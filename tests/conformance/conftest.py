@@ -3,14 +3,20 @@
 from collections.abc import Iterator
 
 import pytest
-from target import PickerTarget
+from target import CONFIG, PREDICTING_CONFIG, PickerTarget
 
-# Transport and connection. (What `lean` serves in plaintext, it serves on a Unix socket with the same code.)
-PICKERS = ("grpc-plaintext", "grpc-tls", "grpc-unix", "lean-tls", "lean-unix")
+# Transport, connection, configuration. (What `lean` serves in plaintext, it serves on a Unix socket with the same code.)
+PICKERS = {
+    "grpc-plaintext": ("grpc", "plaintext", CONFIG),
+    "grpc-tls": ("grpc", "tls", CONFIG),
+    "grpc-unix": ("grpc", "unix", CONFIG),
+    "lean-tls": ("lean", "tls", CONFIG),
+    "lean-unix": ("lean", "unix", CONFIG),
+    "predicting": ("lean", "plaintext", PREDICTING_CONFIG),
+}
 
 
-@pytest.fixture(scope="session", params=PICKERS)
+@pytest.fixture(scope="session", params=PICKERS.values(), ids=PICKERS)
 def picker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PickerTarget]:
-    transport, _, connection = request.param.partition("-")
-    with PickerTarget(tmp_path_factory.mktemp(request.param), transport, connection) as target:
+    with PickerTarget(tmp_path_factory.mktemp("picker"), *request.param) as target:
         yield target

@@ -39,6 +39,40 @@ schedulingProfiles:
   - pluginRef: max-score-picker
 """
 
+# The same, with the predicted-latency chain of llm-d's chart between filter and picker.
+PREDICTING_CONFIG = f"""\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: header-based-testing-filter
+- type: destination-endpoint-served-verifier
+- type: concurrency-detector
+  parameters: {{maxConcurrency: {MAX_CONCURRENCY}}}
+- type: predicted-latency-producer
+- type: prefix-cache-affinity-filter
+  name: strict-affinity-filter
+  parameters: {{affinityThreshold: 0.99, ttftSource: latencyPredictor, maxTTFTPenaltyMs: 5000}}
+- type: slo-headroom-tier-filter
+- type: prefix-cache-affinity-filter
+  name: loose-affinity-filter
+  parameters: {{affinityThreshold: 0.80, ttftSource: latencyPredictor, maxTTFTPenaltyMs: 5000}}
+- type: latency-scorer
+- type: latency-slo-admitter
+- type: weighted-random-picker
+  parameters: {{maxNumOfEndpoints: {DESTINATIONS}}}
+flowControl:
+  saturationDetector: {{pluginRef: concurrency-detector}}
+schedulingProfiles:
+- name: default
+  plugins:
+  - pluginRef: header-based-testing-filter
+  - pluginRef: strict-affinity-filter
+  - pluginRef: slo-headroom-tier-filter
+  - pluginRef: loose-affinity-filter
+  - pluginRef: latency-scorer
+  - pluginRef: weighted-random-picker
+"""
+
 START_TIMEOUT_S = 60.0
 
 
@@ -48,14 +82,15 @@ class PickerTarget:
     Args:
         transport: of `epp serve`.
         connection: how the stub reaches it: `plaintext`, `tls` or `unix`.
+        config: that it decides by.
     """
 
-    def __init__(self, folder: Path, transport: str, connection: str) -> None:
+    def __init__(self, folder: Path, transport: str, connection: str, config: str = CONFIG) -> None:
         self._folder = folder
         self._connection = connection
         self._socket = folder / "e.sock"
         self._ports_file = folder / "ports.json"
-        flags = ["--endpoints", ",".join(POOL), "--config-text", CONFIG, "--objective", "batch=-1", "--v", "1"]
+        flags = ["--endpoints", ",".join(POOL), "--config-text", config, "--objective", "batch=-1", "--v", "1"]
         flags += ["--emit-endpoint-scores", f"--max-request-body={MAX_BODY_BYTES}", "--host", "127.0.0.1"]
         flags += ["--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
         flags += ["--ports-file", str(self._ports_file), f"--secure-serving={str(connection == 'tls').lower()}"]

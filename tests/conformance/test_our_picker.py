@@ -1,4 +1,5 @@
-"""Our picker keeps every clause of the protocol, MUST and SHOULD, in every transport and over every connection."""
+"""Our picker keeps every clause of the protocol, MUST and SHOULD, in every transport, over every connection,
+and with latencies predicted."""
 
 import pytest
 from target import PickerTarget

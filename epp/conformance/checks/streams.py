@@ -4,7 +4,7 @@ import asyncio
 
 from epp.conformance.check import Bench, Failed, expect, must, should
 from epp.conformance.checks._http import answer, ask, completion, events, post, stream_of
-from epp.conformance.connection import OK, UNIMPLEMENTED
+from epp.conformance.connection import OK, UNIMPLEMENTED, GrpcStream
 from epp.conformance.http import BodyMode, Kind, Modes, Part, Side
 from epp.conformance.manner import Manner
 from epp.conformance.stub import METHOD, Stream
@@ -106,15 +106,34 @@ async def garbage_ends_only_its_own_stream(bench: Bench) -> None:
         for data in (b"\xff\xff\xff\xff", b"no protobuf", b""):
             stream = bench.envoy.connection.stream(METHOD)
             await stream.send(data)
-            try:
-                async with asyncio.timeout(bench.timeout_s):
-                    async for _ in stream:
-                        raise Failed("Garbage was answered with a message.")
-            except TimeoutError:
-                raise Failed("A stream with garbage on it is held open.") from None
-            expect(stream.status is not None and stream.status.code != OK, "Garbage was taken for a good end.")
+            await _ends_with_an_error(bench, stream)
         await healthy.show(Side.RESPONSE, answer())
         await healthy.finish()
+
+
+@must
+async def a_message_that_announces_4_gib_is_refused(bench: Bench) -> None:
+    """A gRPC message that announces 4 GiB ends its stream with an error before they come, and touches no other."""
+    request = ask()
+    async with bench.envoy.stream(request, answer()) as healthy:
+        await healthy.show(Side.REQUEST, request)
+        stream = bench.envoy.connection.stream(METHOD)
+        await stream.send_raw(b"\0\xff\xff\xff\xff" + bytes(1000))
+        await _ends_with_an_error(bench, stream)
+        await healthy.show(Side.RESPONSE, answer())
+        await healthy.finish()
+
+
+@must
+async def slow_senders_hold_up_nobody(bench: Bench) -> None:
+    """A message that stops in its middle holds nobody else up, and messages that come byte by byte are read."""
+    stuck = bench.envoy.connection.stream(METHOD)
+    await stuck.send_raw(b"\0\0\0\1\0" + bytes(100))
+    request, response = ask(), answer()
+    outcome = await bench.routed(request, response, Manner(bytewise=True))
+    expect(outcome.rules.request.passed_on == request.body, "The body was changed.")
+    expect(outcome.rules.response.passed_on == response.body, "The response was changed.")
+    stuck.reset()
 
 
 @must
@@ -142,6 +161,16 @@ async def replies_wait_for_nothing(bench: Bench) -> None:
             await stream.send(Side.REQUEST, Part(Kind.HEADERS, pairs=request.headers))
             await stream.answered(Side.REQUEST)
             expect(stream.rules.immediate is None, "The request was refused.")
+
+
+async def _ends_with_an_error(bench: Bench, stream: GrpcStream) -> None:
+    try:
+        async with asyncio.timeout(bench.timeout_s):
+            async for _ in stream:
+                raise Failed("Garbage was answered with a message.")
+    except TimeoutError:
+        raise Failed("A stream with garbage on it is held open.") from None
+    expect(stream.status is not None and stream.status.code != OK, "Garbage was taken for a good end.")
 
 
 async def _reach(stream: Stream, phase: int) -> None:
