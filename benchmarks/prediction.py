@@ -21,7 +21,8 @@ from epp.latency.types import Target
 from epp.sim.config import EngineConfig
 from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
 from epp.sim.engine import Engine
-from epp.sim.lab import Experiment, Fails, Joins, LabResult, LabServer, Recovers, Served, Slows, alike, run
+from epp.sim.experiment import Experiment, Fails, Joins, LabResult, LabServer, Recovers, Served, Slows, alike
+from epp.sim.lab import run
 from epp.sim.timing import HARDWARE
 from epp.sim.types import SimRequest
 from epp.sim.workload import WORKLOADS, PlannedRequest, plan, plan_trace, read_azure_trace

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 
 from epp.latency.types import Target
-from epp.sim.lab import Served
+from epp.sim.experiment import Served
 
 
 def percentile(values: Iterable[float], ratio: float) -> float | None:

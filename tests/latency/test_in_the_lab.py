@@ -10,7 +10,8 @@ from epp.latency.predictor import PredictorOptions
 from epp.latency.types import Source, Target
 from epp.sim.config import EngineConfig
 from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
-from epp.sim.lab import Experiment, Fails, Joins, LabResult, LabServer, Slows, alike, run
+from epp.sim.experiment import Experiment, Fails, Joins, LabResult, LabServer, Slows, alike
+from epp.sim.lab import run
 from epp.sim.timing import HARDWARE
 from epp.sim.workload import WORKLOADS, Lengths, plan
 from epp.sim.yardsticks import actual_ms, attainment, between, coverage, mean, percentile, relative_errors, share

@@ -12,7 +12,8 @@ from epp.latency.types import Target
 from epp.sim.config import EngineConfig
 from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
 from epp.sim.engine import Engine
-from epp.sim.lab import Experiment, Fails, Joins, LabResult, LabServer, Leaves, Recovers, Served, Slows, alike, run
+from epp.sim.experiment import Experiment, Fails, Joins, LabResult, LabServer, Leaves, Recovers, Served, Slows, alike
+from epp.sim.lab import run
 from epp.sim.types import SimRequest
 from epp.sim.workload import WORKLOADS, Lengths, TraceRow, Workload, plan, plan_trace, read_azure_trace
 from epp.sim.yardsticks import actual_ms, attainment, between, coverage, percentile, relative_errors, share

@@ -1,0 +1,142 @@
+"""What is tried in the lab, and what comes of it: servers, changes of the pool, experiments and results.
+
+See `epp.sim.lab`, which runs them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from epp.latency.predictor import Predictor, PredictorOptions
+from epp.latency.types import Source, Target
+from epp.pool.endpoint import Endpoint
+from epp.sim.config import EngineConfig
+from epp.sim.workload import PlannedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LabServer:
+    """One simulated server; `name` is the endpoint's."""
+
+    name: str
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint("default", self.name, self.name, 8000)
+
+
+def alike(servers: int, engine: EngineConfig | None = None) -> tuple[LabServer, ...]:
+    """`sim-0`, `sim-1`, …"""
+    return tuple(LabServer(f"sim-{i}", engine or EngineConfig()) for i in range(servers))
+
+
+@dataclass(frozen=True, slots=True)
+class Slows:
+    """From now on every step of this server takes `factor` times as long."""
+
+    at_s: float
+    server: str
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fails:
+    """From now on this server answers new requests with 500, after 2 ms."""
+
+    at_s: float
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovers:
+    """The end of `Fails`."""
+
+    at_s: float
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joins:
+    at_s: float
+    server: LabServer
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """Nothing new is sent there; what runs there ends well."""
+
+    at_s: float
+    server: str
+
+
+Change = Slows | Fails | Recovers | Joins | Leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """
+    Attributes:
+        config_text: the picker's EndpointPickerConfig.
+        schedule: in order of time.
+        changes: of the pool, while it runs.
+        quantiles: of which bounds are noted with each prediction. The decision does not see them.
+        training_delay_s: from a training job to its model being served.
+        metrics_interval_ms: bounds; each server draws its own.
+    """
+
+    config_text: str
+    servers: Sequence[LabServer]
+    schedule: Sequence[PlannedRequest]
+    changes: Sequence[Change] = ()
+    seed: int = 1
+    predictor: PredictorOptions = field(default_factory=PredictorOptions)
+    quantiles: Sequence[float] = ()
+    training_delay_s: float = 1.0
+    metrics_interval_ms: tuple[float, float] = (50.0, 100.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """What was predicted of one target for the server that was chosen, at the decision."""
+
+    mean_ms: float
+    bounds_ms: Mapping[float, float]
+    source: Source
+
+
+@dataclass(slots=True)
+class Served:
+    """One request.
+
+    Attributes:
+        server: `None` if the picker refused it.
+        note: what the predicting plugin said: what it predicted, or why it did not.
+        status: 429 and the like if the picker refused it; `None` until it is answered.
+        actual_ms: from dispatch; TTFT and TPOT of a stream, E2E of any other answer; nothing of an error.
+    """
+
+    number: int
+    at_s: float
+    server: str | None = None
+    note: str = ""
+    status: int | None = None
+    streamed: bool = False
+    promised: dict[Target, Promised] = field(default_factory=dict)
+    actual_ms: dict[Target, float] = field(default_factory=dict)
+    ended_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LabResult:
+    """
+    Attributes:
+        served: every request of the schedule, in its order.
+        published_s: when models were published.
+        plugin_failures: by plugin type; a plugin that raises costs quality silently, but not here.
+        predictor: as it was at the end.
+    """
+
+    served: tuple[Served, ...]
+    published_s: tuple[float, ...]
+    plugin_failures: Mapping[str, int]
+    predictor: Predictor
