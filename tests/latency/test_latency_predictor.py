@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from latency_world import World, relative_errors, situation
 
 from epp.latency.predictor import Predictor, PredictorOptions
+from epp.latency.sample_json import from_json, to_json
 from epp.latency.training import train
 from epp.latency.types import Sample, Source, Target
 
@@ -258,9 +259,10 @@ def test_without_a_prediction_there_is_still_something_to_learn(veteran: Predict
     assert np.array_equal(unpredicted.features, predicted.features, equal_nan=True)
     promise = unpredicted.promise(0)
     assert promise.targets == {}
+    (sample,) = from_json(to_json([Sample("a", promise, 1.0, {Target.TTFT: 70.0})], 1.0), 1.0)  # also elsewhere
     predictor = Predictor()
     for _ in range(predictor.options.ready_samples):
-        predictor.observe(Sample("a", promise, 1.0, {Target.TTFT: 70.0}))
+        predictor.observe(sample)
     assert predictor.is_ready(Target.TTFT)
     assert predictor.samples_of("a") == predictor.options.ready_samples
     assert predictor.errors(Target.TTFT).samples_total == 0
