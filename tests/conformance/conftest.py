@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from target import CONFIG, PREDICTING_CONFIG, PickerTarget
 
-# Transport, connection, configuration. (What `lean` serves in plaintext, it serves on a Unix socket with the same code.)
+# Transport, connection, configuration. (Plaintext and a Unix socket are served with the same code.)
 PICKERS = {
     "grpc-plaintext": ("grpc", "plaintext", CONFIG),
     "grpc-tls": ("grpc", "tls", CONFIG),

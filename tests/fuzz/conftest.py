@@ -1,6 +1,7 @@
-"""Fuzz targets judge by the rules that lie beside the tests of the wire."""
+"""Fuzz targets judge by helpers that lie beside the tests of the wire and of the lean transport."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent.parent / "wire"))
+TESTS = Path(__file__).parent.parent
+sys.path += [str(TESTS / "wire"), str(TESTS / "server" / "lean")]

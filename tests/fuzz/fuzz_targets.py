@@ -6,11 +6,14 @@ nothing afterwards, two ways of cutting the same bytes read alike, a refusal is 
 
 import json
 import random
+import struct
 from collections.abc import Callable, Iterator, Mapping
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as envoy
 from envoy_messages import request_body, request_headers, response_body, response_headers, response_trailers
 from envoy_rules import Http, converse
+from hyperframe.frame import GoAwayFrame
+from lean_peers import Server, block, framed, greeted, parse
 from picker_in_memory import ADDRESSES, THREE_ADDRESSES, World
 
 from epp.config.errors import ConfigError
@@ -22,6 +25,7 @@ from epp.inference.parse import BadRequest, parse_request
 from epp.inference.request import Api, Usage
 from epp.inference.rewrite import ResponseModelRewriter, splice_model
 from epp.inference.usage import merge_sse_usage, usage_from_json
+from epp.latency.predictor import Predictor, PredictorOptions
 from epp.ledger import Ledger
 from epp.plugins.token_producer import TokenProducer, TokenProducerParameters
 from epp.pool.errors import DiscoveryError
@@ -31,9 +35,11 @@ from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.plugin import Services
 from epp.scheduling.registry import Registry
+from epp.server.lean.frames import ErrorCode
 from epp.signals.engines import BUILT_IN_ENGINES
 from epp.signals.mapping import extract
 from epp.signals.page import PageReader
+from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
 from epp.wire.codec import ProtocolError
 from epp.wire.events import BodyMode, Ended, RequestReady, ResponseBody, Route
 from epp.wire.sse import SseReader
@@ -122,13 +128,42 @@ def conversation(data: bytes) -> None:
         assert replace or talk.rules.request.passed_on == request.body
 
 
+# Objectives in milliseconds, whose headers an input may set.
+SLO_HEADERS = ("x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms")
 _world: World | None = None
+_predicting: World | None = None
 
 
 def exchange(data: bytes) -> None:
     """A whole picker under any sequence of messages: replies that parse, ProtocolError at worst, nothing left."""
     global _world
-    _world = world = _world or World(THREE_ADDRESSES)
+    _world = _world or World(THREE_ADDRESSES)
+    _any_messages(_world, data)
+
+
+def predicting_exchange(data: bytes) -> None:
+    """The same with predicted latencies, learned from every answer that an input gives, and any objectives."""
+    global _predicting
+    if _predicting is None:
+        _predicting = World(PREDICTED_LATENCY_CONFIG, predictor=Predictor(PredictorOptions(ready_samples=5)))
+        for _ in range(50):
+            _answer_a_completion(_predicting)
+    _any_messages(_predicting, data)
+
+
+def _answer_a_completion(world: World) -> None:
+    talk = world.post({"model": "m", "stream": True, "prompt": "x" * 400})
+    talk.send(response_headers(200, {"content-type": "text/event-stream"}))
+    world.clock.advance(0.1)
+    token = b'data: {"choices":[{"text":"x"}]}\n\n'
+    talk.send(response_body(token, False))
+    world.clock.advance(0.1)
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":100,"completion_tokens":9}}\n\ndata: [DONE]\n\n'
+    talk.send(response_body(token + usage, True))
+    talk.close()
+
+
+def _any_messages(world: World, data: bytes) -> None:
     given = Bytes(data)
     modes = MODES[given.number(len(MODES))], MODES[given.number(len(MODES))]
     talk = world.open()
@@ -156,6 +191,9 @@ def exchange(data: bytes) -> None:
                 case 6:
                     world.clock.advance(given.number(256))
                     continue
+                case 7:
+                    slos = {name: given.take().decode("latin-1") for name in SLO_HEADERS}
+                    message = request_headers({":method": "POST", ":path": PATHS[0], **slos}, given.flag(), modes)
                 case _:
                     message = given.take()
             replies += talk.exchange.receive(message)
@@ -170,6 +208,26 @@ def exchange(data: bytes) -> None:
             chosen = lb.struct_value.fields["x-gateway-destination-endpoint"].string_value
             assert set(chosen.split(",")) <= set(ADDRESSES), "an endpoint outside the pool"
     world.assert_nothing_is_left()
+
+
+# A header block that opens a call, a message and one that ends its call; and what is nothing or zero.
+USUAL_PAYLOADS = (block(), framed(b"a"), framed(b"last"), bytes(4), bytes(8), b"")
+
+
+def http2_frames(data: bytes) -> None:
+    """The lean transport, frames of any kind cut in any way: no unexpected error, and each exchange is closed once."""
+    given = Bytes(data)
+    server, seed, sent = greeted(Server()), given.number(256), bytearray()
+    while given:
+        kind, flags, stream_id = given.number(11), given.number(256), given.number(8)
+        payload = USUAL_PAYLOADS[given.number(len(USUAL_PAYLOADS))] if given.flag() else given.take()
+        sent += struct.pack(">HBBBI", 0, len(payload), kind, flags, stream_id) + payload
+    answers = parse(b"".join(server.talk(piece) for piece in _pieces(bytes(sent), seed)))
+    goodbyes = [frame.error_code for frame in answers if isinstance(frame, GoAwayFrame)]
+    assert server.connection.closing or not any(goodbyes), "an offence, and it goes on"
+    assert ErrorCode.INTERNAL_ERROR not in goodbyes, "an unexpected error"
+    server.connection.lost()
+    server.assert_each_closed_once()
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
@@ -291,5 +349,15 @@ def metrics_page(data: bytes) -> None:
 
 TARGETS: Mapping[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (conversation, exchange, request, response, configuration, endpoints_file, metrics_page)
+    for target in (
+        conversation,
+        exchange,
+        predicting_exchange,
+        http2_frames,
+        request,
+        response,
+        configuration,
+        endpoints_file,
+        metrics_page,
+    )
 }

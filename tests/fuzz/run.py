@@ -17,14 +17,23 @@ SECONDS_PER_INPUT = 5
 MEGABYTES = 1024
 LONGEST_INPUT_BYTES = 4096
 # Seen by the coverage guide. numpy, protobuf, orjson and the plugins' insides are not what is fuzzed.
-INSTRUMENTED = ["epp.wire", "epp.inference", "epp.config.loader", "epp.pool", "epp.signals.page", "epp.signals.mapping"]
+INSTRUMENTED = [
+    "epp.wire",
+    "epp.server.lean",
+    "epp.inference",
+    "epp.config.loader",
+    "epp.pool",
+    "epp.signals.page",
+    "epp.signals.mapping",
+]
 
 
 def fuzz_one(name: str, seconds: int, into: Path) -> None:
     """Fuzz in this process, which atheris ends."""
     import atheris
 
-    sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "wire"), str(HERE.parent.parent)]
+    tests = HERE.parent
+    sys.path[:0] = [str(path) for path in (HERE, tests, tests / "wire", tests / "server" / "lean", tests.parent)]
     with atheris.instrument_imports(include=INSTRUMENTED):
         from fuzz_targets import TARGETS
     options = [
