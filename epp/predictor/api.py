@@ -7,8 +7,8 @@ Where it differs from llm-d's:
   were rejected. Only a batch without any good row is 422.
 * Models are not handed out as pickles, see `epp.predictor.model_pages`.
 * `timestamp` of a row is checked and not used: a row counts from its arrival.
-* `/model/export`, `/model/{target}/lgb/…` and `/debug/prefix_distribution` are 404. What they are for, `epp model export`
-  and `/status` do.
+* `/model/export`, `/model/{target}/lgb/…` and `/debug/prefix_distribution` are 404. What they are for is done by
+  `epp model export` and `/status`.
 
 Our own: `/samples` takes what one of our pickers learned, see `epp.latency.sample_json`.
 """
