@@ -15,6 +15,7 @@ from envoy_rules import Http, converse
 from hyperframe.frame import GoAwayFrame
 from lean_peers import Server, block, framed, greeted, parse
 from picker_in_memory import ADDRESSES, THREE_ADDRESSES, World
+from predicting_picker import predicting_world
 
 from epp.config.errors import ConfigError
 from epp.config.resolve import load_config
@@ -25,7 +26,6 @@ from epp.inference.parse import BadRequest, parse_request
 from epp.inference.request import Api, Usage
 from epp.inference.rewrite import ResponseModelRewriter, splice_model
 from epp.inference.usage import merge_sse_usage, usage_from_json
-from epp.latency.predictor import Predictor, PredictorOptions
 from epp.ledger import Ledger
 from epp.plugins.token_producer import TokenProducer, TokenProducerParameters
 from epp.pool.errors import DiscoveryError
@@ -39,7 +39,6 @@ from epp.server.lean.frames import ErrorCode
 from epp.signals.engines import BUILT_IN_ENGINES
 from epp.signals.mapping import extract
 from epp.signals.page import PageReader
-from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
 from epp.wire.codec import ProtocolError
 from epp.wire.events import BodyMode, Ended, RequestReady, ResponseBody, Route
 from epp.wire.sse import SseReader
@@ -144,23 +143,8 @@ def exchange(data: bytes) -> None:
 def predicting_exchange(data: bytes) -> None:
     """The same with predicted latencies, learned from every answer that an input gives, and any objectives."""
     global _predicting
-    if _predicting is None:
-        _predicting = World(PREDICTED_LATENCY_CONFIG, predictor=Predictor(PredictorOptions(ready_samples=5)))
-        for _ in range(50):
-            _answer_a_completion(_predicting)
+    _predicting = _predicting or predicting_world()
     _any_messages(_predicting, data)
-
-
-def _answer_a_completion(world: World) -> None:
-    talk = world.post({"model": "m", "stream": True, "prompt": "x" * 400})
-    talk.send(response_headers(200, {"content-type": "text/event-stream"}))
-    world.clock.advance(0.1)
-    token = b'data: {"choices":[{"text":"x"}]}\n\n'
-    talk.send(response_body(token, False))
-    world.clock.advance(0.1)
-    usage = b'data: {"choices":[],"usage":{"prompt_tokens":100,"completion_tokens":9}}\n\ndata: [DONE]\n\n'
-    talk.send(response_body(token + usage, True))
-    talk.close()
 
 
 def _any_messages(world: World, data: bytes) -> None:

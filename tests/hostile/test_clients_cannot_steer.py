@@ -8,6 +8,7 @@ from envoy_messages import DESTINATION, response_headers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from picker_in_memory import ADDRESSES, THREE_ADDRESSES, World
+from predicting_picker import predicting_world
 from prometheus_client import generate_latest
 
 from epp.director import Arrival, DirectorOptions
@@ -17,6 +18,7 @@ from epp.observe.cardinality import MAX_LABEL_SETS
 from epp.plugins.session_affinity_scorer import encode_token
 from epp.pool.errors import DiscoveryError
 from epp.pool.file_format import parse_endpoints_file
+from epp.pool.snapshot import EndpointSignals
 from epp.pool.static import parse_endpoints
 from epp.signals.settings import ScrapeSettings
 from epp.wire.names import STRIPPED_FROM_CLIENTS
@@ -36,6 +38,8 @@ OUTSIDE = ("10.0.0.9:8000", "169.254.169.254:80", "10.0.0.1:22", "localhost:8000
 PLAIN = World(THREE_ADDRESSES, director=DirectorOptions(objectives={"batch": -1}))
 BY_TOKEN = World(SESSIONS % "encoded_endpoint_header")
 BY_ID = World(SESSIONS % "session_id")
+PREDICTING = predicting_world(director=DirectorOptions(objectives={"batch": -1}))
+WORLDS = ["plain", "session token", "session id", "predicted latency"]
 
 VALUES = (
     st.sampled_from([*OUTSIDE, *ADDRESSES, "", "NaN", "-1", "9300000000000000", "1e999", "batch"])
@@ -51,7 +55,7 @@ def destinations(answer) -> list[str]:
     return lb.fields[DESTINATION].string_value.split(",")
 
 
-@pytest.mark.parametrize("world", [PLAIN, BY_TOKEN, BY_ID], ids=["plain", "session token", "session id"])
+@pytest.mark.parametrize("world", [PLAIN, BY_TOKEN, BY_ID, PREDICTING], ids=WORLDS)
 @given(headers=st.dictionaries(NAMES, VALUES, max_size=12))
 @settings(max_examples=60, deadline=None)
 def test_whatever_headers_say_the_choice_is_within_the_pool_and_they_go_no_further(world, headers):
@@ -88,6 +92,24 @@ def test_hints_and_reports_of_the_proxy_narrow_the_pool_and_never_widen_it(hint,
         assert sum(PLAIN.held()) == 1
     talk.close()
     PLAIN.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "NaN", "Infinity", "1e999", "9" * 400, "1ms", "\x00", "x" * 50_000])
+def test_targets_that_make_no_sense_are_no_targets(value):
+    """Where a target of 1 ms cannot be kept and is refused, they neither refuse nor steer nor reach a metric."""
+    for address in ADDRESSES:
+        PREDICTING.report(address, EndpointSignals(3.0, 8.0, 0.6))
+
+    def ask(target: str):
+        headers = {"x-llm-d-inference-objective": "batch", "x-slo-ttft-ms": target, "x-llm-d-slo-tpot-ms": target}
+        talk = PREDICTING.post({"model": "m", "prompt": "x"}, headers=headers)
+        talk.close()
+        return talk.replies[0]
+
+    assert ask("1").immediate_response.status.code == 429
+    assert set(destinations(ask(value))) <= set(ADDRESSES)
+    assert len(value) < 10 or value not in generate_latest(PREDICTING.registry).decode()
+    PREDICTING.assert_nothing_is_left()
 
 
 def test_an_objective_is_one_that_the_operator_named_or_none():
@@ -141,9 +163,12 @@ def through(world: World, number: int) -> None:
     world.director.end(assignment, EndCause.NATURAL, Usage(3, 2, 1))
 
 
-def test_names_without_end_take_neither_series_nor_memory_for_good():
+@pytest.mark.parametrize(
+    "make", [lambda: World(SESSIONS % "session_id"), predicting_world], ids=["sessions", "latency"]
+)
+def test_names_without_end_take_neither_series_nor_memory_for_good(make):
     """Each request brings five new names; the bounds are passed after the first thousand."""
-    world = World(SESSIONS % "session_id")
+    world = make()
     for number in range(1_200):
         through(world, number)
     series = generate_latest(world.registry).count(b"\n")
