@@ -19,6 +19,8 @@ _EPILOG = """\
 exit code:
   0  every MUST that could be checked is kept       1  a MUST is broken       2  the command line or the target is wrong
 
+It needs the extra packages of `pip install '.[conformance]'`.
+
 examples:
   epp conformance --target 127.0.0.1:9002 --endpoints 10.0.0.1:8000,10.0.0.2:8000
   epp conformance --target 127.0.0.1:9002 --plaintext --only subset --only 'modes-*'
@@ -86,7 +88,9 @@ def _run(arguments: argparse.Namespace) -> int:
         from epp.conformance.command import Options, clauses, conformance, replay_recorded
         from epp.conformance.connection import Target
     except ModuleNotFoundError as error:
-        raise Problem(f"{error.name} is not installed; pip install 'headroom-epp[conformance]'") from error
+        raise Problem(
+            f"{error.name} is not installed; pip install 'headroom-epp[conformance]' (in a checkout: '.[conformance]')"
+        ) from error
 
     if arguments.list:
         print(clauses(), end="")

@@ -38,7 +38,11 @@ def add_serve(commands: Any) -> None:
     d = ServeOptions()
 
     pool = serve.add_argument_group("the pool")
-    pool.add_argument("--endpoints", metavar="HOST:PORT,…", help="the model servers; IPv6 in brackets: [fd00::1]:8000")
+    pool.add_argument(
+        "--endpoints",
+        metavar="HOST:PORT,…",
+        help="the model servers, by IP address: Envoy does not look up names; IPv6 in brackets: [fd00::1]:8000",
+    )
     pool.add_argument(
         "--pool-name", default=d.pool_name, metavar="NAME", help="label of pool metrics (default %(default)s)"
     )
@@ -76,7 +80,12 @@ def add_serve(commands: Any) -> None:
     add_duration(
         limits, "--request-timeout", d.request_timeout_s, "from a request's headers to the end of its body; then 408"
     )
-    add_duration(limits, "--drain-timeout", d.drain_timeout_s, "after SIGTERM: how long new streams are still served")
+    add_duration(
+        limits,
+        "--drain-timeout",
+        d.drain_timeout_s,
+        "after SIGTERM: how long new streams are still served; SIGINT (Ctrl-C) does not wait",
+    )
 
     signals = serve.add_argument_group("signals")
     add_duration(
@@ -105,7 +114,7 @@ def add_serve(commands: Any) -> None:
     routing.add_argument(
         "--model-file",
         metavar="FILE",
-        help="keep what was learned of latency here, so that it survives a restart (default: in memory only)",
+        help="keep what predicted-latency-producer learned here, across restarts (default: in memory only)",
     )
     routing.add_argument(
         "--training-server-url",

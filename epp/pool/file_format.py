@@ -3,7 +3,7 @@
     endpoints:
     - name: gpu-7
       namespace: default      # optional
-      address: 10.0.0.7       # IPv4, IPv6 or a host name
+      address: 10.0.0.7       # IPv4 or IPv6; a host name only where the proxy looks names up (Envoy does not)
       port: 8000              # or "8000"
       labels:                 # optional
         llm-d.ai/role: decode
