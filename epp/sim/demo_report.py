@@ -59,7 +59,7 @@ def _served(predictor: Mapping[str, Any]) -> Iterator[str]:
             )
     version = predictor["model_version"]
     trained = "trees of version " + str(version) if version else "the closed-form law, fitted online (no trees yet)"
-    yield f"predicting by      {trained}, learned from {sum(predictor['samples_by_endpoint'].values())} requests"
+    yield f"predicting by       {trained}, learned from {sum(predictor['samples_by_endpoint'].values())} requests"
 
 
 def _fallbacks(metrics_page: str) -> Iterator[str]:
@@ -71,4 +71,4 @@ def _fallbacks(metrics_page: str) -> Iterator[str]:
     }
     if reasons:
         told = ", ".join(f"{reason.replace('_', ' ')} {count}" for reason, count in sorted(reasons.items()))
-        yield f"by heuristic       {sum(reasons.values())} requests, for want of a prediction: {told}"
+        yield f"by heuristic        {sum(reasons.values())} requests, for want of a prediction: {told}"
