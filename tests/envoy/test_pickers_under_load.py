@@ -11,6 +11,8 @@ import pytest
 from load import Site, load, metrics_of
 from stack import eventually
 
+from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
+
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("envoy_binary")]
 
 PER_S = 100
@@ -65,9 +67,19 @@ async def test_a_picker_of_two_that_is_killed_costs_no_request_and_is_avoided_at
         assert picked >= answers.served - served_before - 20  # those that still met the one that is gone
 
 
-@pytest.mark.parametrize(("bootstrap", "transport"), [("recommended", "lean"), ("gateway", "grpc")])
-async def test_hundreds_of_long_streams_leave_no_counter_no_task_and_no_memory(bootstrap: str, transport: str) -> None:
-    async with load(bootstrap=bootstrap, behaviours=["stream", "stream"], flags=["--transport", transport]) as site:
+@pytest.mark.parametrize(
+    ("bootstrap", "flags"),
+    [
+        ("recommended", ["--transport", "lean"]),
+        ("gateway", []),
+        ("recommended", ["--config-text", PREDICTED_LATENCY_CONFIG]),
+    ],
+    ids=["lean", "grpc", "predicted latency"],
+)
+async def test_hundreds_of_long_streams_leave_no_counter_no_task_and_no_memory(
+    bootstrap: str, flags: list[str]
+) -> None:
+    async with load(bootstrap=bootstrap, behaviours=["stream", "stream"], flags=flags) as site:
         (picker,) = site.pickers
         await site.finish(await site.open_streams(20))
         before = await site.footprint(picker)
