@@ -307,6 +307,22 @@ def test_a_ports_file_that_cannot_be_written_is_one_line(capsys: pytest.CaptureF
 # --- the process --------------------------------------------------------------------------------------------------
 
 
+def test_what_cannot_work_as_meant_is_said_in_the_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A host name, which Envoy will not follow; a model file, without a plugin that fills it."""
+    missing = str(tmp_path / "no" / "ports.json")  # ends the start, right after all that is said before serving
+    arguments = ["serve", *FREE_PORTS, "--endpoints", "localhost:1", "--model-file", "m", "--ports-file", missing]
+    assert main(arguments) == 2
+    log = capsys.readouterr().err
+    assert "localhost is a host name" in log
+    assert "--model-file has no effect" in log
+
+
+def test_an_unknown_flag_points_to_the_command_s_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        complaint(capsys, "check", "--confg-file", "x") == "epp check: unknown: --confg-file x (see epp check --help)"
+    )
+
+
 def test_as_a_process_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     """The whole way once: flags of llm-d that change nothing here, ports told, Ctrl-C, exit code 0, no traceback."""
     ports = tmp_path / "ports.json"

@@ -34,7 +34,9 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `epp` with these arguments (`None`: the process's own). Returns the exit code."""
     try:
-        arguments = _parser().parse_args(argv)
+        arguments, unknown = _parser().parse_known_args(argv)
+        if unknown:
+            raise Problem(f"epp {arguments.command}: unknown: {' '.join(unknown)} (see epp {arguments.command} --help)")
         run: Callable[[argparse.Namespace], int] = arguments.run
         return run(arguments)
     except Problem as problem:
@@ -47,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="epp", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"headroom-epp {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True, parser_class=Parser
+    )
     add_serve(commands)
     add_check(commands)
     add_demo(commands)

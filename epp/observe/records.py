@@ -28,6 +28,7 @@ class _Facts(NamedTuple):
     priority: int
     streaming: bool
     body_bytes: int
+    x_request_id: str | None
 
     @staticmethod
     def of(request: Request) -> "_Facts":
@@ -39,6 +40,7 @@ class _Facts(NamedTuple):
             request.priority,
             request.streaming,
             request.body_bytes,
+            _short(request.headers.get("x-request-id")),
         )
 
 
@@ -104,6 +106,7 @@ def _rendered(record: _Record, now_s: float) -> dict[str, Any]:
         if request is None
         else {
             "id": request.id,
+            "x_request_id": request.x_request_id,
             "api": request.api,
             "model": request.model,
             "target_model": request.target_model,

@@ -109,7 +109,14 @@ class AdminServer:
         return web.Response(text="ok\n")
 
     async def _debug_state(self, request: web.Request) -> web.Response:
-        return _json(self._state())
+        """`decisions=N` shows the last N only, `id=X` those of the request with this x-request-id."""
+        shown = dict(self._state())
+        wanted, most = request.query.get("id"), request.query.get("decisions", "")
+        if wanted is not None:
+            shown["decisions"] = [d for d in shown["decisions"] if (d["request"] or {}).get("x_request_id") == wanted]
+        if most.isdecimal():
+            shown["decisions"] = shown["decisions"][: int(most)]
+        return _json(shown)
 
     async def _debug_plugins(self, request: web.Request) -> web.Response:
         return _json(

