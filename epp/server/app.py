@@ -12,7 +12,6 @@ import os
 import random
 import time
 from collections.abc import Coroutine, Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,12 @@ from epp.observe.metrics import Metrics
 from epp.observe.observer import RequestObserver
 from epp.observe.records import DecisionRing
 from epp.plugins.core_metrics_extractor import CoreMetricsExtractor
-from epp.plugins.file_discovery import FileDiscovery as FileDiscoveryPlugin
 from epp.plugins.metrics_data_source import MetricsDataSource
 from epp.plugins.predicted_latency_producer import PredictedLatencyProducer
-from epp.pool.file import FileDiscovery
-from epp.pool.static import parse_endpoints
 from epp.pool.store import EndpointChanges, PoolStore
 from epp.problem import Problem
 from epp.scheduling.plugin import Services
-from epp.server import debug
+from epp.server import debug, pool_source
 from epp.server.admin import AdminServer
 from epp.server.configuration import read_config
 from epp.server.drain import Shutdown, drain
@@ -102,8 +98,7 @@ class Picker:
         )
         for notice in self._config.notices:
             logger.info("%s", notice)
-        self._store.subscribe(_warn_of_host_names)
-        self._discovery = self._discover()
+        self._discovery = pool_source.fill(self._store, options.endpoints, self._config.discovery)
 
         registry = CollectorRegistry()
         self._metrics = Metrics(
@@ -152,26 +147,6 @@ class Picker:
         )
 
     # --- building -------------------------------------------------------------------------------------------------
-
-    def _discover(self) -> FileDiscovery | None:
-        """Fill the store for the first time; what has to run to keep it true, if anything has to."""
-        plugin, endpoints = self._config.discovery, self._options.endpoints
-        if endpoints is not None:
-            if plugin is not None:
-                raise Problem(
-                    f"--endpoints and the configuration's dataLayer.discovery ({plugin.name}) both say what the pool "
-                    "is; remove one of them"
-                )
-            self._store.replace(parse_endpoints(endpoints))
-            return None
-        if not isinstance(plugin, FileDiscoveryPlugin):
-            raise Problem(
-                "no model servers: give --endpoints HOST:PORT,… or a file-discovery plugin named by "
-                "dataLayer.discovery.pluginRef in the configuration"
-            )
-        discovery = FileDiscovery(plugin.parameters.path, plugin.parameters.watch_file, self._store)
-        discovery.load()
-        return discovery
 
     def _make_scraper(self, rng: random.Random) -> Scraper | None:
         """The reader of metrics pages, if the configuration has a source for them."""
@@ -385,18 +360,6 @@ def _write_in_one_step(file: str, text: str) -> None:
         os.replace(temporary, file)
     except OSError as error:
         raise Problem(f"{file}: cannot be written (--ports-file): {error.strerror}") from error
-
-
-def _warn_of_host_names(changes: EndpointChanges) -> None:
-    for endpoint in (*changes.added, *(after for _, after in changes.changed)):
-        try:
-            ip_address(endpoint.host)
-        except ValueError:
-            logger.warning(
-                "endpoint %s: %s is a host name; Envoy follows a choice only to IP addresses: list its address",
-                endpoint.id,
-                endpoint.host,
-            )
 
 
 def _report_failure(task: asyncio.Task[None]) -> None:

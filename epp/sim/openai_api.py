@@ -2,6 +2,7 @@
 
 import base64
 import struct
+from abc import abstractmethod
 from typing import Any
 
 import xxhash
@@ -74,8 +75,8 @@ class _OpenAiAnswer(Answer):
     chunk_name: str
 
     @property
-    def full_id(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def full_id(self) -> str: ...
 
     def usage(self, *, streaming: bool) -> Json:
         usage: Json = {
