@@ -28,11 +28,8 @@ from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import PREFIX_MATCH, TOKENIZED_PROMPT, UNCACHED_TOKENS
 from epp.scheduling.decision import Decision, Denial
 from epp.scheduling.pipeline import Pipeline
+from epp.wire import names
 
-# Request headers, current name first, then the older one. A present current name hides the older, even when empty.
-OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
-FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
-MODEL_REWRITE_HEADERS = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 PATH_HEADERS = (":path", "x-original-path", "x-forwarded-path")
 REQUEST_ID_HEADER = "x-request-id"
 DEFAULT_PATH = "/v1/completions"
@@ -186,13 +183,13 @@ class Director:
         )
         if isinstance(parsed, BadRequest):
             return Refusal(Denial.bad_request(parsed.message), error_style_of(api))
-        objective = first_of(headers, OBJECTIVE_HEADERS)
+        objective = first_of(headers, names.OBJECTIVE)
         return replace(
             parsed,
-            target_model=first_of(headers, MODEL_REWRITE_HEADERS) or parsed.model,
+            target_model=first_of(headers, names.MODEL_REWRITE) or parsed.model,
             objective=objective,
             priority=self._options.objectives.get(objective, 0) if objective else 0,
-            fairness_id=first_of(headers, FAIRNESS_HEADERS) or DEFAULT_FAIRNESS_ID,
+            fairness_id=first_of(headers, names.FAIRNESS_ID) or DEFAULT_FAIRNESS_ID,
         )
 
     def _choose(self, arrival: Arrival, cycle: Cycle) -> Decision | Denial:
@@ -328,9 +325,9 @@ class Director:
             self._observer.plugins_observed(assignment.cycle)
 
 
-def first_of(headers: Mapping[str, str], names: Sequence[str]) -> str | None:
+def first_of(headers: Mapping[str, str], spellings: Sequence[str]) -> str | None:
     """The first of these headers that is present, even if it is empty."""
-    for name in names:
+    for name in spellings:
         value = headers.get(name)
         if value is not None:
             return value

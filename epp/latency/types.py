@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from epp.pool.snapshot import FloatArray as FloatArray
 
 
 class Target(Enum):

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from epp.plugins._numbers import positive_number
+from epp.wire.names import TPOT_TARGET, TTFT_TARGET
 
-# Current name first, then the older one. A present current name hides the older, even when it cannot be read.
-TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
-TPOT_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 OPT_IN_HEADER = "x-prediction-based-scheduling"
 
 MAX_TARGET_MS = 24 * 3600 * 1e3
@@ -33,7 +31,7 @@ class Slo(NamedTuple):
 def slo_of(headers: Mapping[str, str]) -> Slo:
     """The targets that a request's headers state."""
     invalid: list[str] = []
-    return Slo(_target(headers, TTFT_HEADERS, invalid), _target(headers, TPOT_HEADERS, invalid), tuple(invalid))
+    return Slo(_target(headers, TTFT_TARGET, invalid), _target(headers, TPOT_TARGET, invalid), tuple(invalid))
 
 
 def opted_in(headers: Mapping[str, str], default: bool) -> bool:

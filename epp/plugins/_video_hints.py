@@ -4,11 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from epp.plugins._numbers import positive_number
-
-# llm-d's names. They speak of every film of the request.
-DURATION_HEADER = "x-llm-d-video-duration-seconds"
-RESOLUTION_HEADER = "x-llm-d-video-resolution"
-FPS_HEADER = "x-llm-d-video-fps"
+from epp.wire.names import VIDEO_DURATION, VIDEO_FPS, VIDEO_RESOLUTION
 
 MAX_DURATION_S = 24 * 3600.0
 MAX_PIXELS = 65_536.0  # of a side
@@ -16,7 +12,7 @@ MAX_FPS = 1000.0
 
 
 class VideoHints(NamedTuple):
-    """`None`: not said, or not in a way that makes sense.
+    """They speak of every film of the request. `None`: not said, or not in a way that makes sense.
 
     Attributes:
         pixels: of a frame.
@@ -29,10 +25,10 @@ class VideoHints(NamedTuple):
 
 
 def video_hints_of(headers: Mapping[str, str]) -> VideoHints:
-    width, _, height = headers.get(RESOLUTION_HEADER, "").lower().partition("x")
+    width, _, height = headers.get(VIDEO_RESOLUTION, "").lower().partition("x")
     sides = positive_number(width, MAX_PIXELS), positive_number(height, MAX_PIXELS)
     return VideoHints(
-        duration_s=positive_number(headers.get(DURATION_HEADER, ""), MAX_DURATION_S),
+        duration_s=positive_number(headers.get(VIDEO_DURATION, ""), MAX_DURATION_S),
         pixels=None if sides[0] is None or sides[1] is None else sides[0] * sides[1],
-        fps=positive_number(headers.get(FPS_HEADER, ""), MAX_FPS),
+        fps=positive_number(headers.get(VIDEO_FPS, ""), MAX_FPS),
     )

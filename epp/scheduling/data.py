@@ -11,8 +11,9 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from epp.pool.snapshot import FloatArray as FloatArray
+
 T = TypeVar("T")
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
 BoolArray = npt.NDArray[np.bool_]
 

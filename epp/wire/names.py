@@ -12,6 +12,17 @@ DATA_PARALLEL = "x-data-parallel-host-port"
 DATA_PARALLEL_RANK = "x-data-parallel-rank"
 KV_CACHE_SOURCE = "x-kv-cache-source-host-port"
 
+# What clients say to the picker: current name first, then the older one. A present current name hides the older one,
+# even when it is empty or cannot be read.
+OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+MODEL_REWRITE = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
+TTFT_TARGET = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+TPOT_TARGET = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+VIDEO_FPS = "x-llm-d-video-fps"
+VIDEO_DURATION = "x-llm-d-video-duration-seconds"
+VIDEO_RESOLUTION = "x-llm-d-video-resolution"
+
 # Namespaces of Envoy's metadata.
 LB_NAMESPACE = "envoy.lb"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
@@ -28,17 +39,12 @@ STRIPPED_FROM_CLIENTS = (
     DATA_PARALLEL,
     DATA_PARALLEL_RANK,
     KV_CACHE_SOURCE,
-    "x-llm-d-inference-objective",
-    "x-gateway-inference-objective",
-    "x-llm-d-inference-fairness-id",
-    "x-gateway-inference-fairness-id",
-    "x-llm-d-model-name-rewrite",
-    "x-gateway-model-name-rewrite",
-    "x-llm-d-slo-ttft-ms",
-    "x-slo-ttft-ms",
-    "x-llm-d-slo-tpot-ms",
-    "x-slo-tpot-ms",
-    "x-llm-d-video-fps",
-    "x-llm-d-video-duration-seconds",
-    "x-llm-d-video-resolution",
+    *OBJECTIVE,
+    *FAIRNESS_ID,
+    *MODEL_REWRITE,
+    *TTFT_TARGET,
+    *TPOT_TARGET,
+    VIDEO_FPS,
+    VIDEO_DURATION,
+    VIDEO_RESOLUTION,
 )
