@@ -21,6 +21,7 @@ pytestmark = pytest.mark.timeout(30)
 ENDPOINTS = ["--endpoints", "127.0.0.1:1"]
 FREE_PORTS = ["--host", "127.0.0.1", "--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
 SERVE = ["serve", *ENDPOINTS, *FREE_PORTS]
+KUBE = ["serve", *FREE_PORTS]
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +140,16 @@ def test_check_tells_what_has_no_effect(capsys: pytest.CaptureFixture[str]) -> N
         ([*SERVE, "--seed", "x"], ["--seed"]),
         ([*SERVE, "--config-file", "a", "--config-text", "b"], ["--config-text", "--config-file"]),
         (["check", "--config-file", "a", "--config-text", "b"], ["--config-text", "--config-file"]),
-        ([*SERVE, "--pool-namespace", "x"], ["--pool-namespace", "Kubernetes", "--endpoints"]),
+        ([*SERVE, "--endpoint-selector", "app=vllm"], ["--endpoint-selector", "--endpoints"]),
+        ([*SERVE, "--endpoint-target-ports", "8000"], ["--endpoint-target-ports", "--endpoint-selector"]),
+        ([*SERVE, "--ha-enable-leader-election"], ["--ha-enable-leader-election", "--pool-name"]),
+        ([*KUBE, "--endpoint-selector", "app in vllm"], ["--endpoint-selector", "app in vllm"]),
+        ([*KUBE, "--pool-name", "p", "--endpoint-selector", "app=vllm"], ["--endpoint-selector", "--pool-name"]),
+        ([*KUBE, "--pool-name", "p", "--pool-group", "apps"], ["--pool-group", "inference.networking.k8s.io"]),
+        (
+            [*KUBE, "--pool-name", "p", "--ha-enable-leader-election", "--ha-lease-duration", "1500ms"],
+            ["whole seconds"],
+        ),
         ([*SERVE, "--tracing"], ["--tracing", "--tracing=false"]),
         ([*SERVE, "--tracing=true"], ["--tracing", "--tracing=false"]),
         ([*SERVE, "--metrics-cert-dir", "x"], ["--metrics-cert-dir"]),

@@ -3,18 +3,12 @@
 import argparse
 from typing import Any
 
-_NO_KUBERNETES = "Kubernetes discovery is not in this version; use --endpoints or file-discovery"
 _NO_METRICS_TLS = "TLS on the metrics port is not in this version; remove the flag"
 _ENGINE_CONFIGS = "use engineConfigs of core-metrics-extractor in the configuration"
 
 # llm-d flags whose thing does not exist here (yet). A value in the set says "off" and is accepted, so that a command
 # line can be carried over; anything else is refused by name rather than ignored.
 _UNAVAILABLE: dict[str, tuple[frozenset[str], str]] = {
-    "--pool-namespace": (frozenset(), _NO_KUBERNETES),
-    "--pool-group": (frozenset(), _NO_KUBERNETES),
-    "--endpoint-selector": (frozenset(), _NO_KUBERNETES),
-    "--endpoint-target-ports": (frozenset(), _NO_KUBERNETES),
-    "--ha-enable-leader-election": (frozenset({"false"}), "leader election is not in this version; remove the flag"),
     "--tracing": (frozenset({"false"}), "tracing is not in this version; remove the flag or say --tracing=false"),
     "--metrics-endpoint-auth": (
         frozenset({"false"}),

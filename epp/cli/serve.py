@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from epp.cli.flags import add_bool, add_duration, add_port, add_size
+from epp.cli.kube_flags import add_kube_flags, kube_options
 from epp.cli.llmd_flags import add_flags_without_effect
+from epp.kube.options import KubeOptions
 from epp.problem import Problem
 from epp.server.options import ServeOptions
 
@@ -14,7 +16,8 @@ _DESCRIPTION = """\
 Run the picker. It serves ext_proc on --grpc-port, health on --grpc-health-port, metrics and debug pages on
 --metrics-port.
 
-Which model servers there are comes from --endpoints, or from a discovery plugin in the configuration (file-discovery).
+Which model servers there are comes from --endpoints, from a discovery plugin in the configuration (file-discovery), or
+from Kubernetes: from an InferencePool (--pool-name) or from pods with certain labels (--endpoint-selector).
 How one is chosen comes from --config-file; without one the built-in configuration is used, which is llm-d's default:
 queue-scorer 2, kv-cache-utilization-scorer 2, prefix-cache-scorer 3, highest score wins.
 """
@@ -22,6 +25,7 @@ queue-scorer 2, kv-cache-utilization-scorer 2, prefix-cache-scorer 3, highest sc
 _EPILOG = """\
 examples:
   epp serve --endpoints 10.0.0.1:8000,10.0.0.2:8000
+  epp serve --pool-name llama --pool-namespace inference
   epp serve --config-file epp.yaml --cert-path /etc/epp/tls --enable-cert-reload
   epp serve --endpoints 127.0.0.1:8000 --secure-serving=false --grpc-socket /run/epp.sock
 
@@ -44,8 +48,12 @@ def add_serve(commands: Any) -> None:
         help="the model servers, by IP address: Envoy does not look up names; IPv6 in brackets: [fd00::1]:8000",
     )
     pool.add_argument(
-        "--pool-name", default=d.pool_name, metavar="NAME", help="label of pool metrics (default %(default)s)"
+        "--pool-name",
+        metavar="NAME",
+        help="the model servers are the pods of this InferencePool; with --endpoints or file-discovery only the label "
+        f"of pool metrics (default {d.pool_name})",
     )
+    add_kube_flags(serve)
 
     config = serve.add_argument_group("the configuration").add_mutually_exclusive_group()
     config.add_argument("--config-file", metavar="FILE", help="EndpointPickerConfig, YAML or JSON")
@@ -143,13 +151,15 @@ def _run(arguments: argparse.Namespace) -> int:
     from epp.server.app import serve  # the other commands need not load gRPC
 
     level = arguments.zap_log_level
+    kube = kube_options(arguments, os.environ)
     return serve(
         ServeOptions(
             config_file=arguments.config_file,
             config_text=arguments.config_text,
             allow_experimental_plugins=arguments.allow_experimental_plugins,
             endpoints=arguments.endpoints,
-            pool_name=arguments.pool_name,
+            pool_name=_pool_name(arguments, kube),
+            kube=kube,
             host=arguments.host,
             grpc_port=arguments.grpc_port,
             grpc_health_port=arguments.grpc_health_port,
@@ -182,6 +192,12 @@ def _run(arguments: argparse.Namespace) -> int:
             log_format="json" if arguments.zap_encoder == "json" else "text",
         )
     )
+
+
+def _pool_name(arguments: argparse.Namespace, kube: KubeOptions | None) -> str:
+    if kube is not None:
+        return kube.pool_name
+    return arguments.pool_name or ServeOptions().pool_name
 
 
 def training_url(given: str | None) -> str | None:

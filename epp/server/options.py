@@ -3,13 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from epp.kube.options import KubeOptions
+
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """
     Attributes:
         allow_experimental_plugins: do not mention in the log that a plugin is experimental.
-        endpoints: `host:port,…`; `None` when the configuration names a discovery plugin.
+        endpoints: `host:port,…`; `None` when the configuration names a discovery plugin, or with `kube`.
+        pool_name: label of pool metrics.
+        kube: the pool is what an API server says; by an InferencePool's name this yields to a discovery plugin.
         host: address that all ports bind to; `None` is every interface, IPv4 and IPv6.
         grpc_port, grpc_health_port, metrics_port: 0 takes any free port.
         transport: who serves ext_proc: `grpc` (grpc.aio) or `lean` (our own HTTP/2 server for this one method).
@@ -36,6 +40,7 @@ class ServeOptions:
     allow_experimental_plugins: bool = False
     endpoints: str | None = None
     pool_name: str = "epp"
+    kube: KubeOptions | None = None
     host: str | None = None
     grpc_port: int = 9002
     grpc_health_port: int = 9003

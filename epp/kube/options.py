@@ -1,0 +1,70 @@
+"""What can be told about Kubernetes: which pods are the pool, and who of several pickers leads."""
+
+from dataclasses import dataclass
+
+from epp.kube.resources import POOL_GROUP
+from epp.kube.selector import Selector
+
+MAX_TARGET_PORTS = 8  # as the InferencePool API bounds it
+
+
+@dataclass(frozen=True, slots=True)
+class PoolByName:
+    """The pods that an InferencePool selects."""
+
+    name: str
+    group: str = POOL_GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class PodsBySelector:
+    """The pods that a label selector matches, without an InferencePool.
+
+    Attributes:
+        name: what the pool is called in metrics and in the name of the Lease.
+        target_ports: 1 to 8 of them; each is one endpoint of every pod.
+    """
+
+    name: str
+    selector: Selector
+    target_ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimings:
+    """
+    Attributes:
+        duration_s: whole seconds after which others may take a Lease that was not renewed.
+        retry_s: between two renewals by the leader, and two looks by the others.
+    """
+
+    duration_s: int = 3
+    retry_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class KubeOptions:
+    """
+    Attributes:
+        namespace: of the pool, its pods, objectives and rewrites, and of the Lease.
+        kubeconfig: a file; `None` is what the pod is given, or else `$KUBECONFIG` or `~/.kube/config`.
+        max_snapshot_age_s: with the API server silent for longer, requests are refused; `None` is never.
+        leader_election: `None` is off.
+        identity: who we are in the Lease; no two pickers may have the same.
+    """
+
+    source: PoolByName | PodsBySelector
+    namespace: str = "default"
+    kubeconfig: str | None = None
+    max_snapshot_age_s: float | None = None
+    leader_election: LeaseTimings | None = None
+    identity: str = ""
+
+    @property
+    def pool_name(self) -> str:
+        return self.source.name
+
+    @property
+    def lease_name(self) -> str:
+        """As llm-d names it."""
+        return f"epp-{self.namespace}-{self.pool_name}.llm-d.ai"
