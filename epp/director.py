@@ -140,6 +140,10 @@ class Director:
         request = self._read(arrival)
         if isinstance(request, Refusal):
             return self._refuse(request, None, started_s)
+        return self.decide_request(request, arrival, started_s)
+
+    def decide_request(self, request: Request, arrival: Arrival, started_s: float) -> Assignment | Refusal:
+        """The same for a request that has been read; its id must be new. The clock showed `started_s` before that."""
         cycle = Cycle(request=request, now_s=started_s, rng=self._rng, received_s=arrival.received_s)
         decision = self._choose(arrival, cycle)
         if isinstance(decision, Denial):
