@@ -188,6 +188,8 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
         """Keep up with the pool: its block size, who has left it, and who has lost its cache."""
         if self._snapshot is not None and snapshot.version < self._snapshot.version:
             return  # of a request that was held: what it says has been overtaken
+        if self._snapshot is not None and snapshot.caches is self._snapshot.caches:
+            return  # same endpoints, same caches
         self._snapshot = snapshot
         block_size_tokens = self._block_size_of(snapshot)
         if block_size_tokens != self._block_size_tokens:

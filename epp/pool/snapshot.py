@@ -2,13 +2,15 @@
 
 A decision reads one Snapshot and nothing else of the outside world: the endpoints that live, and what is known of each,
 as numpy arrays in one order (row i of every array is `endpoints[i]`). A value that is not known is NaN, never 0: a
-server that was never scraped is unknown, not idle. Every row carries the time its signals were last read, so each
-reader can say what age it still believes.
+server that was never scraped is unknown, not idle. Every row carries the time its signals were last read, and the time
+up to which they count as current, so each reader can say what it still believes.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +42,8 @@ class EndpointSignals:
         restarts: how often the server behind the endpoint was seen to start anew, with an empty cache. Only a change of
             it means anything; `None` if it was never scraped.
         scraped_at_s: monotonic seconds at which the page was read; `None` if it never was.
+        current_until_s: monotonic seconds up to which what the page said counts as current: the server was idle, we sent
+            nothing there, and the next reading is not due before. `None`: from `scraped_at_s` on it grows old.
     """
 
     waiting_requests: float | None = None
@@ -50,49 +54,52 @@ class EndpointSignals:
     lora: LoraState | None = None
     scraped_at_s: float | None = None
     restarts: int | None = None
+    current_until_s: float | None = None
+
+
+class EngineCache(NamedTuple):
+    """One server's KV cache as far as it is known, and which of its lives this one is."""
+
+    block_size_tokens: int | None
+    blocks: int | None
+    restarts: int | None
 
 
 UNKNOWN_SIGNALS = EndpointSignals()
 
 
-def _column(values: list[float | None]) -> FloatArray:
-    array = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
-    array.flags.writeable = False
-    return array
+# Rows of `Snapshot.columns`.
+_WAITING, _RUNNING, _KV_USAGE, _SCRAPED_AT, _CURRENT_UNTIL = range(5)
+COLUMNS = 5
 
 
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """Live endpoints and their signals. Build with `Snapshot.build`; never mutated, shared by all who see it.
+def column_values(signals: EndpointSignals) -> tuple[float, ...]:
+    """One endpoint's numbers in the order of `Snapshot.columns`, NaN for what is not known."""
+    waiting, running, kv_usage = signals.waiting_requests, signals.running_requests, signals.kv_cache_usage_ratio
+    scraped_at_s, current_until_s = signals.scraped_at_s, signals.current_until_s
+    scraped_at_s = math.nan if scraped_at_s is None else scraped_at_s
+    return (
+        math.nan if waiting is None else waiting,
+        math.nan if running is None else running,
+        math.nan if kv_usage is None else kv_usage,
+        scraped_at_s,
+        scraped_at_s if current_until_s is None else current_until_s,
+    )
 
-    `version` grows with every build within one process; two snapshots with equal `endpoints_version` have the same
-    endpoints in the same order, so that readers may cache row mappings by it.
-    """
 
-    version: int
-    endpoints_version: int
-    endpoints: tuple[Endpoint, ...]
-    signals: tuple[EndpointSignals, ...] = field(repr=False)
+def cache_of(signals: EndpointSignals) -> EngineCache:
+    return EngineCache(signals.kv_block_size_tokens, signals.kv_blocks, signals.restarts)
 
-    @staticmethod
-    def build(
-        endpoints: tuple[Endpoint, ...],
-        signals: Mapping[str, EndpointSignals] | None = None,
-        *,
-        version: int = 0,
-        endpoints_version: int = 0,
-    ) -> "Snapshot":
-        """A snapshot of `endpoints`, with `signals` keyed by endpoint id (absent: unknown)."""
-        known = signals or {}
-        return Snapshot(
-            version=version,
-            endpoints_version=endpoints_version,
-            endpoints=endpoints,
-            signals=tuple(known.get(e.id, UNKNOWN_SIGNALS) for e in endpoints),
-        )
 
-    def __len__(self) -> int:
-        return len(self.endpoints)
+def caches_of(signals: Iterable[EndpointSignals]) -> tuple[EngineCache, ...]:
+    return tuple(cache_of(row) for row in signals)
+
+
+class Roster:
+    """Endpoints in one order, and where each of them stands in it. Shared by all snapshots of the same endpoints."""
+
+    def __init__(self, endpoints: tuple[Endpoint, ...]) -> None:
+        self.endpoints = endpoints
 
     @cached_property
     def row_by_id(self) -> Mapping[str, int]:
@@ -110,25 +117,100 @@ class Snapshot:
             rows[endpoint.host] = (*rows.get(endpoint.host, ()), row)
         return rows
 
-    @cached_property
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Live endpoints and their signals. Never mutated, shared by all who see it.
+
+    Attributes:
+        version: grows with every snapshot of one process.
+        caches: the very same tuple as that of another snapshot means that no endpoint and no cache differs.
+        roster: two snapshots with equal `endpoints_version` have the same endpoints in the same order, so that readers
+            may cache row mappings by it.
+        columns: a row for each number, a column for each endpoint.
+    """
+
+    version: int
+    endpoints_version: int
+    roster: Roster = field(repr=False)
+    caches: tuple[EngineCache, ...] = field(repr=False)
+    signals: tuple[EndpointSignals, ...] = field(repr=False)
+    columns: FloatArray = field(repr=False)
+
+    @staticmethod
+    def build(
+        endpoints: tuple[Endpoint, ...],
+        signals: Mapping[str, EndpointSignals] | None = None,
+        *,
+        version: int = 0,
+        endpoints_version: int = 0,
+    ) -> "Snapshot":
+        """A snapshot of `endpoints`, with `signals` keyed by endpoint id (absent: unknown)."""
+        known = signals or {}
+        rows = tuple(known.get(e.id, UNKNOWN_SIGNALS) for e in endpoints)
+        columns = np.array([column_values(row) for row in rows], dtype=np.float64).reshape(-1, COLUMNS).T
+        columns.flags.writeable = False
+        return Snapshot(version, endpoints_version, Roster(endpoints), caches_of(rows), rows, columns)
+
+    def __len__(self) -> int:
+        return len(self.signals)
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return self.roster.endpoints
+
+    @property
+    def row_by_id(self) -> Mapping[str, int]:
+        return self.roster.row_by_id
+
+    @property
+    def row_by_address(self) -> Mapping[str, int]:
+        return self.roster.row_by_address
+
+    @property
+    def rows_by_host(self) -> Mapping[str, tuple[int, ...]]:
+        """Every row of a host: its ranks, or servers that share it."""
+        return self.roster.rows_by_host
+
+    def _column(self, number: int) -> FloatArray:
+        column: FloatArray = self.columns[number]
+        return column
+
+    @property
     def waiting_requests(self) -> FloatArray:
-        return _column([s.waiting_requests for s in self.signals])
+        return self._column(_WAITING)
 
-    @cached_property
+    @property
     def running_requests(self) -> FloatArray:
-        return _column([s.running_requests for s in self.signals])
+        return self._column(_RUNNING)
 
-    @cached_property
+    @property
     def kv_cache_usage_ratio(self) -> FloatArray:
-        return _column([s.kv_cache_usage_ratio for s in self.signals])
+        return self._column(_KV_USAGE)
 
-    @cached_property
+    @property
     def scraped_at_s(self) -> FloatArray:
         """Monotonic seconds of the last good scrape, NaN if there was none."""
-        return _column([s.scraped_at_s for s in self.signals])
+        return self._column(_SCRAPED_AT)
+
+    @property
+    def current_until_s(self) -> FloatArray:
+        """Monotonic seconds up to which each row counts as current, NaN if it was never scraped."""
+        return self._column(_CURRENT_UNTIL)
 
     def age_s(self, now_s: float) -> FloatArray:
         """Seconds since each row was last scraped; +inf where it never was."""
-        age = now_s - self.scraped_at_s
-        age[np.isnan(age)] = np.inf
-        return age
+        return _since(self.scraped_at_s, now_s)
+
+    def stale_for_s(self, now_s: float) -> FloatArray:
+        """Seconds since each row last counted as current, 0 if it does; +inf where it never was scraped.
+
+        What was read of a server that is idle, and that we send nothing, is as good as new until it is to be read again.
+        """
+        return np.maximum(_since(self.current_until_s, now_s), 0.0)
+
+
+def _since(times_s: FloatArray, now_s: float) -> FloatArray:
+    ages_s = now_s - times_s
+    ages_s[np.isnan(ages_s)] = np.inf
+    return ages_s

@@ -1,12 +1,14 @@
 import logging
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.pool.endpoint import Endpoint
-from epp.pool.snapshot import UNKNOWN_SIGNALS, EndpointSignals
+from epp.pool.snapshot import UNKNOWN_SIGNALS, EndpointSignals, Snapshot
 from epp.pool.static import parse_endpoints
 from epp.pool.store import EndpointChanges, PoolStore
 
@@ -34,6 +36,37 @@ def test_the_snapshot_is_shared_until_something_changes() -> None:
     store.replace([A])
     assert store.snapshot().endpoints_version > second.endpoints_version
     assert len(first) == 2
+
+
+def test_a_snapshot_never_changes_and_tells_whether_any_cache_did() -> None:
+    store = PoolStore()
+    store.replace([A, B])
+    store.update_signals(A.id, replace(BUSY, kv_blocks=10, restarts=0))
+    first = store.snapshot()
+    store.update_signals(A.id, replace(BUSY, waiting_requests=8, kv_blocks=10, restarts=0))
+    second = store.snapshot()
+    assert (first.waiting_requests[0], second.waiting_requests[0]) == (7, 8)
+    assert second.caches is first.caches
+    with pytest.raises(ValueError, match="read-only"):
+        second.waiting_requests[0] = 0
+    for change in (replace(BUSY, kv_blocks=10, restarts=1), replace(BUSY, kv_blocks=11, restarts=1)):
+        before = store.snapshot()
+        store.update_signals(A.id, change)
+        assert store.snapshot().caches is not before.caches
+        assert store.snapshot().caches[0].restarts == 1
+    store.replace([A])
+    assert len(store.snapshot().caches) == 1
+
+
+def test_what_is_current_grows_stale_only_afterwards() -> None:
+    store = PoolStore()
+    store.replace([A, B, C])
+    store.update_signals(A.id, EndpointSignals(scraped_at_s=10.0))
+    store.update_signals(B.id, EndpointSignals(scraped_at_s=10.0, current_until_s=11.0))
+    snapshot = store.snapshot()
+    assert snapshot.age_s(12.0).tolist() == [2.0, 2.0, math.inf]
+    assert snapshot.stale_for_s(10.5).tolist() == [0.5, 0.0, math.inf]
+    assert snapshot.stale_for_s(12.0).tolist() == [2.0, 1.0, math.inf]
 
 
 def test_an_endpoint_that_comes_back_starts_unknown() -> None:
@@ -159,4 +192,7 @@ def test_any_sequence_of_writes_gives_the_recomputed_truth(sequence: list[list[E
         assert (after.endpoints_version == before.endpoints_version) == (after.endpoints == before.endpoints)
     assert store.snapshot().endpoints == tuple(truth[key] for key in sorted(truth))
     assert known(store) == {key: signals.get(key, UNKNOWN_SIGNALS) for key in truth}
+    fresh = Snapshot.build(tuple(truth[key] for key in sorted(truth)), signals)
+    np.testing.assert_array_equal(store.snapshot().columns, fresh.columns)
+    assert store.snapshot().caches == fresh.caches
     assert followed == truth
