@@ -1,0 +1,95 @@
+"""Who serves ext_proc: the exchange of each stream, and the transport that the options ask for."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from epp.director import Director
+from epp.observe.streams import StreamMetrics
+from epp.problem import Problem
+from epp.server.exchange import Exchange, ExchangeOptions
+from epp.server.grpc_transport import GrpcOptions, ext_proc_server
+from epp.server.health import HealthState
+from epp.server.lean.limits import LeanOptions
+from epp.server.lean.server import lean_server
+from epp.server.lean.tls import tls_context
+from epp.server.listen import TcpAddress, UnixAddress
+from epp.server.options import ServeOptions
+from epp.server.tls import CertificateDirectory, CertificateSource, grpc_credentials, load_pair, self_signed_now
+from epp.server.transport import Stream, Transport
+from epp.wire.conversation import Limits
+
+# After draining, open streams get this long to finish. Long generations are cut off by then; with the recommended
+# bootstrap Envoy carries them on without us.
+CLOSING_GRACE_S = 60.0
+
+
+class ExchangeMaker:
+    """Makes the exchange of each new stream."""
+
+    def __init__(self, director: Director, options: ServeOptions) -> None:
+        self._director = director
+        self._options = ExchangeOptions(
+            limits=Limits(max_request_body_bytes=options.max_request_body_bytes),
+            request_timeout_s=options.request_timeout_s,
+        )
+
+    def __call__(self, stream: Stream) -> Exchange:
+        loop = asyncio.get_running_loop()
+        return Exchange(stream, self._director, self._options, clock=time.monotonic, call_later=loop.call_later)
+
+
+def transport(
+    options: ServeOptions, exchanges: ExchangeMaker, health: HealthState, streams: StreamMetrics | None
+) -> Transport:
+    """`streams`: who counts them. Raises `Problem` for a certificate that cannot be used."""
+    addresses = ext_proc_addresses(options)
+    source = certificates(options)
+    if options.transport == "lean":
+        return lean_server(
+            exchanges,
+            addresses,
+            health,
+            streams,
+            tls=None if source is None else tls_context(source),
+            options=LeanOptions(max_receive_bytes=options.max_message_bytes),
+        )
+    return ext_proc_server(
+        exchanges,
+        addresses,
+        health,
+        streams,
+        credentials=None if source is None else grpc_credentials(source),
+        options=GrpcOptions(max_receive_bytes=options.max_message_bytes),
+    )
+
+
+def ext_proc_addresses(options: ServeOptions) -> list[TcpAddress | UnixAddress]:
+    addresses: list[TcpAddress | UnixAddress] = [TcpAddress(options.grpc_port, "--grpc-port", options.host)]
+    if options.grpc_socket is not None:
+        addresses.append(UnixAddress(options.grpc_socket, "--grpc-socket"))
+    return addresses
+
+
+def certificates(options: ServeOptions) -> CertificateSource | None:
+    """`None`: plaintext. Raises `Problem`."""
+    if not options.secure_serving:
+        return None
+    if options.cert_path is None:
+        return self_signed_now()
+    directory = Path(options.cert_path)
+    return CertificateDirectory(directory) if options.enable_cert_reload else load_pair(directory)
+
+
+def write_ports(file: str, ports: Mapping[str, Any]) -> None:
+    """In one step, so that nobody reads half of it. Raises `Problem`."""
+    temporary = f"{file}.{os.getpid()}"
+    try:
+        Path(temporary).write_text(json.dumps(ports))
+        os.replace(temporary, file)
+    except OSError as error:
+        raise Problem(f"{file}: cannot be written (--ports-file): {error.strerror}") from error

@@ -1,0 +1,111 @@
+"""What decisions read and write: the pool, the ledger, what was learned, the plugins with theirs, and the counts.
+
+A picker in one process has one of these. One in several has one in each: workers decide with theirs, and the parent
+keeps the one that people look at.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from epp import __version__
+from epp.config.build import build_pipeline
+from epp.director import Director, DirectorOptions
+from epp.inference.apis import Parsers
+from epp.latency.predictor import Predictor
+from epp.latency.types import Sample
+from epp.ledger import Ledger
+from epp.observe.metrics import Metrics
+from epp.observe.observer import RequestObserver
+from epp.observe.records import DecisionRing
+from epp.plugins.predicted_latency_producer import PredictedLatencyProducer
+from epp.pool.store import PoolStore
+from epp.scheduling.plugin import Services
+from epp.server import debug
+from epp.server.configuration import read_config
+from epp.server.options import ServeOptions
+from epp.signals.scraper import ScrapeStats
+
+
+class PickerState:
+    """
+    Attributes:
+        options: of the command line.
+        clock: monotonic seconds, the same in all processes of a machine.
+        store: empty at first; see `epp.server.pool_source`.
+        registry, metrics: the same families, to be read and to count in.
+    """
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        clock: Callable[[], float],
+        ledger: Ledger,
+        on_sample: Callable[[Sample], None] | None = None,
+    ) -> None:
+        """`on_sample`: as of `Predictor`. Raises `Problem` for a configuration that cannot work."""
+        self.options = options
+        self.clock = clock
+        self.ledger = ledger
+        self.store = PoolStore()
+        self.predictor = Predictor(on_sample=on_sample)
+        self.config = read_config(
+            options.config_file,
+            options.config_text,
+            Services(ledger=self.ledger, predictor=self.predictor, timer=time.perf_counter),
+            allow_experimental=options.allow_experimental_plugins,
+        )
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(
+            self.registry,
+            pool_name=options.pool_name,
+            snapshot=self.store.snapshot,
+            ledger=self.ledger,
+            clock=clock,
+            objectives=options.objectives,
+            stream_metrics=options.stream_metrics,
+            legacy=options.legacy_metrics,
+            build_ref=__version__,
+        )
+        self.ring = DecisionRing()
+
+    def director(self, rng: random.Random) -> Director:
+        """Who decides with it."""
+        options = self.options
+        return Director(
+            build_pipeline(self.config, self.metrics.plugins, time.perf_counter),
+            Parsers([parser.plugin_type for parser in self.config.parsers]),
+            self.ledger,
+            self.store.snapshot,
+            RequestObserver(self.metrics, self.ring, self.clock),
+            clock=self.clock,
+            rng=rng,
+            options=DirectorOptions(
+                objectives=options.objectives, use_subset=options.use_subset, emit_scores=options.emit_scores
+            ),
+        )
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the configuration predicts latency."""
+        return any(isinstance(plugin, PredictedLatencyProducer) for plugin in self.config.plugins)
+
+    def not_ready(self) -> list[str]:
+        """Why requests should not come yet, in words."""
+        reasons = [f"{p.name}: {reason}" for p in self.config.plugins if (reason := p.not_ready()) is not None]
+        return reasons if len(self.store.snapshot()) else ["the pool has no endpoint", *reasons]
+
+    def describe(self, stats: Mapping[str, ScrapeStats], now_s: float) -> dict[str, Any]:
+        """For the debug page."""
+        return {
+            "version": __version__,
+            "configuration": self.config.filename,
+            "pool": debug.pool_state(self.store.snapshot(), self.ledger, stats, now_s),
+            "ledger": debug.ledger_state(self.ledger),
+            "process": debug.process_state(),
+            "predictor": self.predictor.state(now_s) if self.predicts else None,
+            "decisions": self.ring.render(now_s),
+        }
