@@ -42,8 +42,8 @@ class EndpointSignals:
         restarts: how often the server behind the endpoint was seen to start anew, with an empty cache. Only a change of
             it means anything; `None` if it was never scraped.
         scraped_at_s: monotonic seconds at which the page was read; `None` if it never was.
-        current_until_s: monotonic seconds up to which what the page said counts as current: the server was idle, we sent
-            nothing there, and the next reading is not due before. `None`: from `scraped_at_s` on it grows old.
+        current_until_s: monotonic seconds up to which what the page said counts as current: the server was idle, we
+            sent nothing there, and the next reading is not due before. `None`: from `scraped_at_s` on it grows old.
     """
 
     waiting_requests: float | None = None
@@ -205,7 +205,7 @@ class Snapshot:
     def stale_for_s(self, now_s: float) -> FloatArray:
         """Seconds since each row last counted as current, 0 if it does; +inf where it never was scraped.
 
-        What was read of a server that is idle, and that we send nothing, is as good as new until it is to be read again.
+        What was read of a server that is idle, and that we send nothing, is as good as new until it is read again.
         """
         return np.maximum(_since(self.current_until_s, now_s), 0.0)
 
