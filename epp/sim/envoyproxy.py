@@ -127,6 +127,12 @@ class EnvoyProxy:
         return f"http://{host}:{port}"
 
     @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise EnvoyError("Envoy is not running")
+        return self._process.pid
+
+    @property
     def admin_url(self) -> str:
         """Envoy's admin interface: `http://host:port`."""
         if self._admin is None:

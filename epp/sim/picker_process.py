@@ -117,6 +117,12 @@ class PickerProcess:
         return self.log_path.read_text(errors="replace")
 
     @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise PickerError("the picker was not started")
+        return self._process.pid
+
+    @property
     def metrics_url(self) -> str:
         return f"http://127.0.0.1:{self.ports['metrics']}"
 

@@ -1,0 +1,200 @@
+"""The two C programs: compiled when first used, started, and what they report.
+
+    with Upstream(interval_us=2000) as upstream:
+        result = run_load(Load(port=upstream.port, connections=8, seconds=1.0))
+
+Python does not make the load: on a machine with two cores it would measure itself. `load.c` and `upstream.c` say what
+their options mean; the fields here have the same names.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from epp.problem import Problem
+
+FOLDER = Path(__file__).resolve().parent
+BUILD = FOLDER / ".build"
+FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror")
+_GRACE_S = 30.0
+
+
+class LoadError(Problem):
+    """There is no compiler, or a program or the requests that it sent failed."""
+
+
+def compiled(name: str) -> Path:
+    """The executable of `load` or `upstream`, made anew when its source has changed. Raises `LoadError`."""
+    sources = [FOLDER / f"{name}.c", FOLDER / "common.h"]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    program = BUILD / f"{name}-{digest}"
+    if program.exists():
+        return program
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise LoadError("the load generator is written in C and there is no C compiler; try: apt-get install gcc")
+    BUILD.mkdir(exist_ok=True)
+    draft = program.with_suffix(f".{os.getpid()}")
+    made = subprocess.run([compiler, *FLAGS, "-o", draft, sources[0]], capture_output=True, text=True)
+    if made.returncode:
+        raise LoadError(f"{sources[0]} does not compile:\n{made.stderr[-2000:]}")
+    draft.replace(program)
+    return program
+
+
+# --- the model servers ------------------------------------------------------------------------------------------------
+
+
+class Upstream:
+    """Many model servers in one process, one per address of loopback; a context manager.
+
+    Attributes:
+        port: of every one of them.
+        pid: of the process.
+    """
+
+    def __init__(self, *, interval_us: float = 0.0, first_gap_us: float = 1000.0, model: str = "bench") -> None:
+        self._options = [f"interval_us={interval_us}", f"first_gap_us={first_gap_us}", f"model={model}"]
+        self._process: subprocess.Popen[str] | None = None
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen([compiled("upstream"), *self._options], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self.__exit__(None, None, None)
+            raise LoadError("the upstream program did not start")
+        self.port = json.loads(line)["port"]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def addresses(self, count: int) -> list[str]:
+        """`host:port` of so many servers: 127.1.0.1, 127.1.0.2, …"""
+        return [f"127.1.{i // 250}.{i % 250 + 1}:{self.port}" for i in range(count)]
+
+
+# --- the clients ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent; see `load.c`.
+
+    Attributes:
+        rate: requests/s of an open loop; 0 is a closed loop.
+        requests: stop after so many; 0 is no limit.
+        ramp_s: over which the connections of a closed loop begin, so that long answers do not end in waves.
+        shared_bytes, groups: the prefix that requests of one group have in common.
+        max_tokens: of each answer.
+        stream: 0 for a JSON answer.
+        headers: more of them, `name: value`.
+    """
+
+    port: int
+    host: str = "127.0.0.1"
+    connections: int = 1
+    seconds: float = 1.0
+    warmup_s: float = 0.0
+    drain_s: float = 5.0
+    rate: float = 0.0
+    ramp_s: float = 0.0
+    requests: int = 0
+    body_bytes: int = 1024
+    shared_bytes: int = 0
+    groups: int = 0
+    max_tokens: int = 100
+    stream: int = 1
+    headers: Sequence[str] = ()
+
+    def arguments(self) -> list[str]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return [f"{name}={';'.join(value) if name == 'headers' else value}" for name, value in values.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What came of it. Latencies are from the scheduled time in an open loop, from sending in a closed one; `None`
+    when nothing was completed between the marks.
+
+    Attributes:
+        seconds: between the marks.
+        completed: between the marks; so are `chunks` (HTTP chunks of answers) and `bytes`.
+        total_completed, total_bytes: over the whole run.
+        unfinished: not answered when the program stopped waiting.
+    """
+
+    seconds: float
+    completed: int
+    chunks: int
+    bytes: int
+    total_completed: int
+    total_bytes: int
+    unfinished: int
+    total_p50_us: int | None
+    total_p90_us: int | None
+    total_p99_us: int | None
+    first_p50_us: int | None
+    first_p90_us: int | None
+    first_p99_us: int | None
+
+
+def run_load(load: Load, at_mark: Callable[[], None] = lambda: None) -> LoadResult:
+    """Send it and wait for the end.
+
+    Args:
+        at_mark: called when the measured time begins and when it ends.
+
+    Raises:
+        LoadError: a request failed, or the program did.
+    """
+    process = subprocess.Popen(
+        [compiled("load"), *load.arguments()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    marks: dict[str, dict[str, Any]] = {}
+    try:
+        for line in process.stdout:
+            mark = json.loads(line)
+            marks[mark["mark"]] = mark
+            if mark["mark"] != "result":
+                at_mark()
+        process.wait(_GRACE_S)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        _, complaint = process.communicate()
+    if "result" not in marks or "end" not in marks:
+        raise LoadError(f"the load generator ended with {process.returncode}: {complaint.strip() or 'it said nothing'}")
+    result = marks["result"]
+    if result["errors"]:
+        raise LoadError(f"{result['errors']} of {result['started']} requests failed, the last: {result['last_error']}")
+    begin, end = marks["begin"], marks["end"]
+    latencies = {name: result[name] for name in result if name.endswith("_us")}
+    return LoadResult(
+        seconds=end["at_s"] - begin["at_s"],
+        completed=end["completed"] - begin["completed"],
+        chunks=end["chunks"] - begin["chunks"],
+        bytes=end["bytes"] - begin["bytes"],
+        total_completed=result["completed"],
+        total_bytes=result["bytes"],
+        unfinished=result["unfinished"],
+        **latencies,
+    )
