@@ -13,10 +13,14 @@ class KvCache:
     """`blocks` blocks, each either held (reference count > 0) or on the free list.
 
     A block hash stands for the block's tokens *and all tokens before it*, so equal hashes mean equal prefixes.
+
+    Attributes:
+        published: how many blocks were ever made findable; while it stands still no match can have grown.
     """
 
     def __init__(self, blocks: int) -> None:
         self.total_blocks = blocks
+        self.published = 0
         self._references = [0] * blocks
         self._hash_of: list[int | None] = [None] * blocks
         self._block_of: dict[int, int] = {}
@@ -38,8 +42,9 @@ class KvCache:
     def match(self, hashes: Sequence[int]) -> list[int]:
         """The blocks that hold the longest cached prefix of `hashes`. Changes nothing."""
         found = []
+        block_of = self._block_of
         for block_hash in hashes:
-            block = self._block_of.get(block_hash)
+            block = block_of.get(block_hash)
             if block is None:
                 break
             found.append(block)
@@ -47,35 +52,38 @@ class KvCache:
 
     def hold(self, matched: Sequence[int], fresh: int) -> list[int] | None:
         """Hold the `matched` blocks and `fresh` new ones; `None`, and nothing changed, when too few are free."""
-        references = self._references
+        references, free = self._references, self._free
         revived = [block for block in matched if not references[block]]
-        if fresh > len(self._free) - len(revived):
+        if fresh > len(free) - len(revived):
             return None
         for block in revived:
-            del self._free[block]
+            del free[block]
         for block in matched:
             references[block] += 1
-        return [*matched, *(self._take() for _ in range(fresh))]
+        blocks = list(matched)
+        hash_of, block_of = self._hash_of, self._block_of
+        for _ in range(fresh):
+            block, _unused = free.popitem(last=False)
+            if (forgotten := hash_of[block]) is not None:
+                del block_of[forgotten]
+                hash_of[block] = None
+            references[block] = 1
+            blocks.append(block)
+        return blocks
 
-    def publish(self, block: int, block_hash: int) -> None:
-        """Make a held block findable by its hash; of two blocks with equal content the first stays the known one."""
-        if block_hash not in self._block_of:
-            self._block_of[block_hash] = block
-            self._hash_of[block] = block_hash
+    def publish(self, blocks: Sequence[int], hashes: Sequence[int]) -> None:
+        """Make held blocks findable by their hashes; of two blocks with equal content the first stays the known one."""
+        block_of, hash_of = self._block_of, self._hash_of
+        self.published += len(blocks)
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            if block_hash not in block_of:
+                block_of[block_hash] = block
+                hash_of[block] = block_hash
 
     def release(self, blocks: Sequence[int]) -> None:
         """Let go of a sequence's blocks, given in the order of its tokens."""
-        references = self._references
+        references, free = self._references, self._free
         for block in reversed(blocks):
             references[block] -= 1
             if not references[block]:
-                self._free[block] = None
-
-    def _take(self) -> int:
-        block, _ = self._free.popitem(last=False)
-        forgotten = self._hash_of[block]
-        if forgotten is not None:
-            del self._block_of[forgotten]
-            self._hash_of[block] = None
-        self._references[block] = 1
-        return block
+                free[block] = None

@@ -97,8 +97,8 @@ class _Failures:
     def __init__(self) -> None:
         self.by_type: dict[str, int] = {}
 
-    def record(self, extension_point: str, plugin: Plugin, seconds: float) -> None:
-        pass
+    def durations(self, extension_point: str, plugin: Plugin) -> Callable[[float], None]:
+        return lambda seconds: None
 
     def failure(self, extension_point: str, plugin: Plugin, error: Exception) -> None:
         self.by_type[plugin.plugin_type] = self.by_type.get(plugin.plugin_type, 0) + 1

@@ -6,6 +6,9 @@ When a running sequence finds no free block, the youngest one is preempted: it l
 the line and will be computed anew. Nothing is admitted in a step that preempts.
 
 No sequence is too long for the empty cache (the engine sees to it), so whatever heads the line can run at last.
+
+Sequences that decode are not visited in each step; they are counted (see `Decoders`). So a step costs what changes in
+it, however large the batch, and hours can be simulated in seconds.
 """
 
 from collections import deque
@@ -13,32 +16,43 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from epp.sim.config import EngineConfig
+from epp.sim.decoders import Decoders
 from epp.sim.kvcache import KvCache
-from epp.sim.types import EngineMetrics, SimRequest
+from epp.sim.sequence import Sequence
+from epp.sim.types import EngineMetrics
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A request inside the engine. Without blocks it has nothing computed."""
+@dataclass(slots=True)
+class Step:
+    """What one step computes: a token for each of `decoding` sequences, and these prompt tokens.
 
-    request: SimRequest
-    blocks: list[int] = field(default_factory=list)
-    computed_tokens: int = 0
-    produced_tokens: int = 0
-    published_blocks: int = 0
-    cached_tokens: int | None = None  # None: has never run
+    Attributes:
+        context_tokens: what the decoding sequences attend to.
+        attention_pairs: of a prompt token computed now and a token before it.
+    """
+
+    decoding: int = 0
+    context_tokens: int = 0
+    prefills: list[tuple[Sequence, int]] = field(default_factory=list)
+    prefill_tokens: int = 0
+    attention_pairs: float = 0.0
 
     @property
-    def tokens(self) -> int:
-        """Prompt and output so far: what has to be computed before the next token comes."""
-        return self.request.prompt_tokens + self.produced_tokens
+    def sequences(self) -> int:
+        return self.decoding + len(self.prefills)
+
+    def add_prefill(self, sequence: Sequence, tokens: int) -> None:
+        before = sequence.computed_tokens
+        self.prefills.append((sequence, tokens))
+        self.prefill_tokens += tokens
+        self.attention_pairs += tokens * (before + tokens / 2)
 
 
 class Scheduler:
     """The batch, the line before it, and the KV cache they share.
 
     Attributes:
-        running: in order of admission.
+        running: in order of admission; the decoding ones are in `decoders` too, the others in `prefilling`.
         waiting: in order of service.
     """
 
@@ -46,42 +60,82 @@ class Scheduler:
         self._config = config
         self._totals = totals
         self.kv = KvCache(config.kv_blocks)
-        self.running: list[Sequence] = []
+        self.running: dict[Sequence, None] = {}
+        self.prefilling: dict[Sequence, None] = {}
+        self.decoders = Decoders(config.block_tokens)
         self.waiting: deque[Sequence] = deque()
+        self._refused_at: tuple[Sequence, int, int] | None = None  # who found too few blocks, and in which cache
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is; its slot and blocks are free at once."""
         if sequence in self.running:
-            self.running.remove(sequence)
+            del self.running[sequence]
+            self.prefilling.pop(sequence, None)
+            self.decoders.remove(sequence)
             self.kv.release(sequence.blocks)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def schedule(self) -> tuple[list[tuple[Sequence, int]], int]:
-        """The next step's work: how many tokens each sequence computes, and how many of these all are prefill."""
-        work: list[tuple[Sequence, int]] = []
-        budget = self._config.max_batched_tokens
-        prefill_tokens = 0
+    def schedule(self) -> Step | None:
+        """The next step's work; `None` when there is none."""
+        step = Step()
+        preempted = self._make_room_for_decoding()
+        step.decoding = self.decoders.count
+        step.context_tokens = self.decoders.context_tokens
+        budget = self._config.max_batched_tokens - step.decoding
+        if self.prefilling:
+            for sequence in list(self.prefilling):
+                if budget <= 0 or sequence not in self.prefilling:
+                    continue
+                tokens = min(sequence.tokens - sequence.computed_tokens, budget)
+                while not self._cover(sequence, tokens):
+                    preempted = True
+                    if self._preempt_youngest() is sequence:
+                        break
+                else:
+                    step.add_prefill(sequence, tokens)
+                    budget -= tokens
+            if preempted:  # who was preempted after his turn decodes no more
+                step.decoding, step.context_tokens = self.decoders.count, self.decoders.context_tokens
+        if self.waiting and not preempted:
+            self._admit(step, budget)
+        return step if step.decoding or step.prefills else None
+
+    def finish(self, step: Step) -> tuple[list[Sequence], list[Sequence]]:
+        """The step is over. Who got its last token by decoding, and who its prompt computed; both may be gone since."""
+        ended = self.decoders.advance()
+        computed = []
+        for sequence, tokens in step.prefills:
+            if sequence not in self.prefilling:
+                continue
+            sequence.computed_tokens += tokens
+            if sequence.computed_tokens == sequence.tokens:
+                del self.prefilling[sequence]
+                sequence.produced_tokens += 1
+                computed.append(sequence)
+                if not sequence.is_done:
+                    self.decoders.add(sequence)
+        return ended, computed
+
+    # --- room for those that run ------------------------------------------------------------------------------------
+
+    def _make_room_for_decoding(self) -> bool:
+        """A block for each sequence whose next token begins one. True if somebody had to be preempted for it."""
+        growing = self.decoders.growing
+        if len(growing) <= self.kv.free_blocks:
+            if growing:
+                fresh = self.kv.hold((), len(growing)) or ()
+                for sequence, block in zip(growing, fresh, strict=True):
+                    sequence.blocks.append(block)
+            return False
         preempted = False
-        position = 0
-        while position < len(self.running) and budget > 0:
-            sequence = self.running[position]
-            tokens = min(sequence.tokens - sequence.computed_tokens, budget)
-            while not self._cover(sequence, tokens):
+        for sequence in [s for s in self.running if s in growing]:
+            while sequence in self.running and (fresh := self.kv.hold((), 1)) is None:
                 preempted = True
-                if self._preempt_youngest() is sequence:
-                    break
-            else:
-                work.append((sequence, tokens))
-                budget -= tokens
-                if sequence.computed_tokens < sequence.request.prompt_tokens or tokens > 1:
-                    prefill_tokens += tokens
-                position += 1
-        if not preempted:
-            for sequence, tokens in self._admit(budget):
-                work.append((sequence, tokens))
-                prefill_tokens += tokens
-        return work, prefill_tokens
+                self._preempt_youngest()
+            if sequence in self.running and fresh:
+                sequence.blocks += fresh
+        return preempted
 
     def _cover(self, sequence: Sequence, tokens: int) -> bool:
         """Make sure that the sequence's blocks can take `tokens` more; False if the cache has not enough free ones."""
@@ -92,54 +146,60 @@ class Scheduler:
             if fresh is None:
                 return False
             sequence.blocks += fresh
-        if sequence.published_blocks < len(sequence.request.block_hashes):
-            self._publish(sequence, covered)
+        self._publish(sequence, covered)
         return True
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
         """Let others find the full prompt blocks among the first `tokens` tokens: this step computes them."""
-        hashes = sequence.request.block_hashes
         if not self._config.prefix_caching:
             return
-        full = min(tokens // self._config.block_tokens, len(hashes))
-        for i in range(sequence.published_blocks, full):
-            self.kv.publish(sequence.blocks[i], hashes[i])
-        sequence.published_blocks = full
+        hashes = sequence.request.block_hashes
+        done, full = sequence.published_blocks, min(tokens // self._config.block_tokens, len(hashes))
+        if full > done:
+            self.kv.publish(sequence.blocks[done:full], hashes[done:full])
+            sequence.published_blocks = full
 
     def _preempt_youngest(self) -> Sequence:
-        sequence = self.running.pop()
+        sequence, _ = self.running.popitem()
+        self.prefilling.pop(sequence, None)
+        self.decoders.remove(sequence)
         self.kv.release(sequence.blocks)
         sequence.blocks = []
         self.waiting.appendleft(sequence)
         self._totals.preemptions_total += 1
         return sequence
 
-    def _admit(self, budget: int) -> list[tuple[Sequence, int]]:
+    # --- room for those that wait -----------------------------------------------------------------------------------
+
+    def _admit(self, step: Step, budget: int) -> None:
         """Move waiting sequences into the batch, in order; those whose adapter finds no place are passed over."""
-        if not self.waiting:
-            return []
-        admitted: list[tuple[Sequence, int]] = []
         deferred: list[Sequence] = []
-        adapters = set(adapters_of(self.running))
+        adapters: set[str] | None = None  # looked up when somebody wants one
         while self.waiting and budget > 0 and len(self.running) < self._config.max_sequences:
             sequence = self.waiting[0]
             adapter = sequence.request.adapter
-            if adapter is not None and adapter not in adapters and len(adapters) >= self._config.max_adapters:
-                deferred.append(self.waiting.popleft())
-                continue
+            if adapter is not None:
+                adapters = set(adapters_of(self.running)) if adapters is None else adapters
+                if adapter not in adapters and len(adapters) >= self._config.max_adapters:
+                    deferred.append(self.waiting.popleft())
+                    continue
             tokens = self._enter(sequence, budget)
             if tokens is None:
                 break
-            if adapter is not None:
+            if adapter is not None and adapters is not None:
                 adapters.add(adapter)
             budget -= tokens
-            self.running.append(self.waiting.popleft())
-            admitted.append((sequence, tokens))
+            self.waiting.popleft()
+            self.running[sequence] = self.prefilling[sequence] = None
+            step.add_prefill(sequence, tokens)
         self.waiting.extendleft(reversed(deferred))
-        return admitted
 
     def _enter(self, sequence: Sequence, budget: int) -> int | None:
         """Give a sequence its first blocks; the tokens to compute for it, or `None` if too few blocks are free."""
+        if self._refused_at is not None and self._refused_at[0] is sequence:
+            _, free_blocks, published = self._refused_at
+            if self.kv.free_blocks <= free_blocks and self.kv.published == published:
+                return None  # nothing came free since and no match can have grown
         block_tokens = self._config.block_tokens
         matched: list[int] = []
         if self._config.prefix_caching:
@@ -150,6 +210,7 @@ class Scheduler:
         tokens = min(sequence.tokens - cached_tokens, budget)
         blocks = self.kv.hold(matched, _blocks_for(cached_tokens + tokens, block_tokens) - len(matched))
         if blocks is None:
+            self._refused_at = (sequence, self.kv.free_blocks, self.kv.published)
             return None
         sequence.blocks = blocks
         sequence.computed_tokens = cached_tokens

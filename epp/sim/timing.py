@@ -6,7 +6,10 @@ that the prefix cache did not have (`per_prefill_token`), and advances every seq
     step_ms = base_ms + prefill_token_us/1000 · uncached prefill tokens in step + sequence_us/1000 · sequences in step
 
 The law was fitted to public measurements of vLLM 0.11 (inference-perf, Llama 3.1 8B on one H100; 4.6 % error in
-sample). It leaves out the growth of attention with context length, so it flatters prompts beyond some 10,000 tokens.
+sample), whose prompts were short. Attention grows with the context, which matters beyond some 10,000 tokens; two more
+terms, 0 unless a machine's constants say otherwise, count what is attended to:
+
+    + attention_pair_ns/10⁶ · pairs (new prompt token, token before it) + context_token_ns/10⁶ · context of the decoding
 """
 
 from collections.abc import Mapping
@@ -21,10 +24,16 @@ class Hardware:
     base_ms: float
     prefill_token_us: float
     sequence_us: float
+    attention_pair_ns: float = 0.0
+    context_token_ns: float = 0.0
 
-    def step_ms(self, prefill_tokens: int, sequences: int) -> float:
+    def step_ms(
+        self, prefill_tokens: int, sequences: int, attention_pairs: float = 0.0, context_tokens: int = 0
+    ) -> float:
         """Duration of one step without noise, in ms."""
-        return self.base_ms + (self.prefill_token_us * prefill_tokens + self.sequence_us * sequences) / 1000.0
+        linear_us = self.prefill_token_us * prefill_tokens + self.sequence_us * sequences
+        attention_ns = self.attention_pair_ns * attention_pairs + self.context_token_ns * context_tokens
+        return self.base_ms + linear_us / 1e3 + attention_ns / 1e6
 
 
 HARDWARE: Mapping[str, Hardware] = MappingProxyType(

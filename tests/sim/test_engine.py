@@ -12,7 +12,7 @@ from epp.sim.config import EngineConfig
 from epp.sim.engine import Engine
 from epp.sim.kvcache import KvCache
 from epp.sim.timing import HARDWARE
-from epp.sim.types import Admission, SimRequest, TokenEvent
+from epp.sim.types import Admission, EngineMetrics, SimRequest, TokenEvent
 
 SMALL = EngineConfig(max_sequences=3, max_batched_tokens=24, max_waiting=4, kv_blocks=8, block_tokens=4, max_adapters=1)
 QUIET = EngineConfig(noise_sigma=0.0, overhead_ms=(0.0, 0.0))
@@ -112,6 +112,38 @@ def test_same_seed_same_events() -> None:
     assert run() == run()
 
 
+@pytest.mark.parametrize("kv_blocks", [2000, 120], ids=["room enough", "preemptions"])
+def test_an_engine_that_tells_less_does_the_same(kv_blocks: int) -> None:
+    def run(every_token: bool) -> tuple[list[TokenEvent], EngineMetrics]:
+        rng = random.Random(3)
+        config = EngineConfig(kv_blocks=kv_blocks, max_batched_tokens=256, max_sequences=16)
+        engine = Engine(config, random.Random(1), every_token=every_token)
+        now_s, events = 0.0, []
+        for i in range(120):
+            now_s += rng.expovariate(40.0)
+            events += engine.advance(now_s)
+            prompt = rng.randint(1, 600)
+            engine.submit(
+                SimRequest(str(i), prompt, rng.randint(1, 90), hashes(rng.choice("abc"), prompt // 16)), now_s
+            )
+        return [e for e in events + engine.advance(3600.0) if e.last or e.index == 0], engine.metrics()
+
+    (every, metrics), (less, less_metrics) = run(True), run(False)
+    assert every == less
+    assert metrics == less_metrics
+    assert (metrics.preemptions_total > 0) == (kv_blocks == 120)
+
+
+def test_attention_makes_long_contexts_slower() -> None:
+    hardware = replace(HARDWARE["8b-h100"], attention_pair_ns=2.0, context_token_ns=40.0)
+    engine = Engine(replace(QUIET, hardware=hardware, max_batched_tokens=4000, kv_blocks=1000), random.Random(0))
+    engine.submit(SimRequest("r", 10_000, 2), 0.0)
+    first, second = drain(engine)
+    steps = 3 * 7.2 + 10_000 * 0.0185 + 3 * 0.034  # 4,000, 4,000 and 2,000 tokens
+    assert first.time_s == pytest.approx((steps + 2e-6 * 10_000**2 / 2) / 1e3)
+    assert second.time_s - first.time_s == pytest.approx((7.2 + 0.034 + 40e-6 * 10_000) / 1e3)
+
+
 def test_time_to_first_token_is_the_step_law() -> None:
     engine = Engine(QUIET, random.Random(0))
     engine.submit(SimRequest("r", prompt_tokens=1000, output_tokens=2), now_s=5.0)
@@ -181,8 +213,7 @@ def test_the_least_recently_used_prefix_is_evicted() -> None:
 def test_the_tail_of_a_prefix_is_forgotten_before_its_head() -> None:
     kv = KvCache(4)
     blocks = kv.hold((), 4)
-    for block, block_hash in zip(blocks, hashes("a", 4), strict=True):
-        kv.publish(block, block_hash)
+    kv.publish(blocks, hashes("a", 4))
     assert kv.match(hashes("a", 4)) == blocks
     kv.release(blocks)
     kv.release(kv.hold((), 2))
