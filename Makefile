@@ -13,7 +13,7 @@ help: ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # One stamp per set of packages, so that a changed pyproject.toml or .proto installs again and nothing else does.
-$(VENV)/.installed-demo: pyproject.toml proto/ext_proc.proto proto/build_hook.py
+$(VENV)/.installed-demo: pyproject.toml $(wildcard proto/*.proto) proto/build_hook.py
 	@echo "setting up $(VENV) (a minute or two the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 2; }

@@ -1,4 +1,4 @@
-"""Writes `epp/wire/ext_proc_pb2.py` and its types from `ext_proc.proto`.
+"""Writes `epp/wire/*_pb2.py` and their types from the `.proto` files beside this one.
 
 Hatchling runs it for every build, wheel and editable alike; by hand: `python proto/build_hook.py`.
 """
@@ -11,13 +11,14 @@ from grpc_tools import protoc
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PROTO_DIR = Path(__file__).resolve().parent
+FILES = ("ext_proc.proto", "access_log.proto")
 
 
 def generate(root: Path) -> None:
-    """Run protoc over our one file, as if it lay beside the package that it becomes a module of.
+    """Run protoc over our files, as if they lay beside the package that they become modules of.
 
     Raises:
-        RuntimeError: protoc found a fault in the file; it has said so on stderr.
+        RuntimeError: protoc found a fault in a file; it has said so on stderr.
     """
     arguments = [
         "protoc",
@@ -26,7 +27,7 @@ def generate(root: Path) -> None:
         f"--proto_path={Path(protoc.__file__).parent / '_proto'}",
         f"--python_out={root}",
         f"--pyi_out={root}",
-        "epp/wire/ext_proc.proto",
+        *(f"epp/wire/{name}" for name in FILES),
     ]
     if protoc.main(arguments) != 0:
         raise RuntimeError("protoc failed")
@@ -39,4 +40,4 @@ class ProtoBuildHook(BuildHookInterface[Any]):
 
 if __name__ == "__main__":
     generate(PROTO_DIR.parent)
-    sys.stdout.write("epp/wire/ext_proc_pb2.py written\n")
+    sys.stdout.write("epp/wire/*_pb2.py written\n")

@@ -27,6 +27,15 @@ VIDEO_RESOLUTION = "x-llm-d-video-resolution"
 LB_NAMESPACE = "envoy.lb"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 
+# Ours, between the picker and an Envoy set up like envoy/recommended.yaml. In the namespace of routing: Envoy's promise
+# of access log records, and how often they come while a request runs (`10s`). In one that is not sent to us: the rest.
+ACCESS_LOG = "x-headroom-access-log"
+HEADROOM_NAMESPACE = "headroom"
+WATCHED_REQUEST_ID = "request_id"  # what we call the request there
+USAGE_PROMPT_TOKENS = "prompt_tokens"
+USAGE_COMPLETION_TOKENS = "completion_tokens"
+USAGE_CACHED_TOKENS = "cached_tokens"
+
 # What steers routing is ours to say or is meant for us alone: from a client it never reaches a model server.
 STRIPPED_FROM_CLIENTS = (
     DESTINATION,
