@@ -8,7 +8,7 @@ entries until its last stream has ended: when it comes back under the same id, w
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -81,6 +81,18 @@ class Load(NamedTuple):
     decode_tokens: FloatArray
 
 
+class Peers(Protocol):
+    """Other processes that pick for the same pool: what they have in flight counts here, and what we have, there."""
+
+    def publish(self, endpoint_id: str, load: tuple[int, int, int, int]) -> None:
+        """What we have in flight on an endpoint has changed; fields as in `Load`."""
+
+    def load(self, snapshot: Snapshot) -> FloatArray:
+        """What they have in flight: (4, endpoints), rows as the fields of `Load`. The array belongs to the caller."""
+
+    def in_flight(self, endpoint_id: str) -> InFlight: ...
+
+
 @dataclass(slots=True)
 class _Reservation:
     prefill_tokens: int
@@ -111,15 +123,23 @@ class _Counts:
     def in_flight(self) -> InFlight:
         return InFlight(self.requests, self.prefill_tokens + self.output_tokens)
 
+    @property
+    def load(self) -> tuple[int, int, int, int]:
+        """In the order of `Load`'s fields."""
+        return self.requests, self.prefill_tokens + self.output_tokens, self.prefill_tokens, self.decode_tokens
+
 
 class Ledger:
     """See the module's text. All calls are O(1) but `load`, which is O(endpoints).
 
     A stream (`key`) holds one reservation on each endpoint that works for it: one as a rule, two when one server
     prefills and another decodes. For use from one thread.
+
+    With `peers`, `load` and `in_flight` count what they have sent as well; streams and totals are always our own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Peers | None = None) -> None:
+        self._peers = peers
         self._streams: dict[str, dict[str, _Reservation]] = {}
         self._by_endpoint: dict[str, _Counts] = {}
         self._total = _Counts()
@@ -176,12 +196,26 @@ class Ledger:
             for row, endpoint in enumerate(snapshot.endpoints):
                 if (counts := self._by_endpoint.get(endpoint.id)) is not None:
                     self._write(row, counts)
-        return Load(*self._columns.copy())
+        if self._peers is None:
+            return Load(*self._columns.copy())
+        load = self._peers.load(snapshot)
+        load += self._columns
+        return Load(*load)
 
     def in_flight(self, endpoint_id: str) -> InFlight:
         """What is in flight on one endpoint, in the pool or not."""
         counts = self._by_endpoint.get(endpoint_id)
-        return InFlight(0, 0) if counts is None else counts.in_flight
+        ours = InFlight(0, 0) if counts is None else counts.in_flight
+        if self._peers is None:
+            return ours
+        theirs = self._peers.in_flight(endpoint_id)
+        return InFlight(ours.requests + theirs.requests, ours.tokens + theirs.tokens)
+
+    def publish(self) -> None:
+        """Tell `peers` everything anew: they may have lost it, or keep it in another place from now on."""
+        if self._peers is not None:
+            for endpoint_id, counts in self._by_endpoint.items():
+                self._peers.publish(endpoint_id, counts.load)
 
     def totals(self) -> InFlight:
         """Over all endpoints. A stream with two reservations counts as two requests."""
@@ -228,6 +262,8 @@ class Ledger:
         row = self._row_by_id.get(endpoint_id)
         if row is not None:
             self._write(row, counts)
+        if self._peers is not None:
+            self._peers.publish(endpoint_id, counts.load)
 
     def _write(self, row: int, counts: _Counts) -> None:
         columns = self._columns

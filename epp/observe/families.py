@@ -10,7 +10,7 @@ Names begin with `llm_d_epp_`, the help text with the family's stability; both a
 import math
 from abc import abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -65,7 +65,7 @@ class Family(Collector, Generic[ChildT]):
     kind: str
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
-        self._name = PREFIX + name
+        self.name = PREFIX + name
         self._text = described(text)
         self.label_names = tuple(labels)
         self._children: dict[Labels, ChildT] = {}
@@ -83,11 +83,16 @@ class Family(Collector, Generic[ChildT]):
     def clear(self) -> None:
         self._children.clear()
 
+    @property
+    def children(self) -> Mapping[Labels, ChildT]:
+        """All there are, by label values."""
+        return self._children
+
     def describe(self) -> Iterator[Metric]:
-        yield Metric(self._name, self._text, self.kind)
+        yield Metric(self.name, self._text, self.kind)
 
     def collect(self) -> Iterator[Metric]:
-        metric = Metric(self._name, self._text, self.kind)
+        metric = Metric(self.name, self._text, self.kind)
         for values, child in list(self._children.items()):
             self._add_samples(metric, dict(zip(self.label_names, values, strict=True)), child)
         yield metric
@@ -108,17 +113,23 @@ class Counter(Family[Value]):
         return Value()
 
     def _add_samples(self, metric: Metric, labels: dict[str, str], child: Value) -> None:
-        metric.add_sample(self._name + "_total", labels, child.value)
+        metric.add_sample(self.name + "_total", labels, child.value)
 
 
 class Gauge(Family[Value]):
+    """`adds_up`: the gauges of several processes make one by addition; else the newest stands for all."""
+
     kind = "gauge"
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], *, adds_up: bool = False) -> None:
+        super().__init__(name, text, labels)
+        self.adds_up = adds_up
 
     def _new_child(self) -> Value:
         return Value()
 
     def _add_samples(self, metric: Metric, labels: dict[str, str], child: Value) -> None:
-        metric.add_sample(self._name, labels, child.value)
+        metric.add_sample(self.name, labels, child.value)
 
 
 class Histogram(Family[Buckets]):
@@ -135,28 +146,35 @@ class Histogram(Family[Buckets]):
     def _add_samples(self, metric: Metric, labels: dict[str, str], child: Buckets) -> None:
         cumulative = list(accumulate(child.counts))
         for bound, count in zip(self._bound_texts, cumulative, strict=True):
-            metric.add_sample(self._name + "_bucket", {**labels, "le": bound}, count)
-        metric.add_sample(self._name + "_count", labels, cumulative[-1])
-        metric.add_sample(self._name + "_sum", labels, child.sum)
+            metric.add_sample(self.name + "_bucket", {**labels, "le": bound}, count)
+        metric.add_sample(self.name + "_count", labels, cumulative[-1])
+        metric.add_sample(self.name + "_sum", labels, child.sum)
 
 
 class Families:
-    """Declares families in one registry. Those without labels have their one child from the start."""
+    """Declares families in one registry. Those without labels have their one child from the start.
+
+    Attributes:
+        by_name: all that were declared, by their name with the prefix.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self.by_name: dict[str, Counter | Gauge | Histogram] = {}
 
     def counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
         return self._registered(Counter(name, text, labels))
 
-    def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-        return self._registered(Gauge(name, text, labels))
+    def gauge(self, name: str, text: str, labels: Sequence[str] = (), *, adds_up: bool = False) -> Gauge:
+        """`adds_up`: see `Gauge`."""
+        return self._registered(Gauge(name, text, labels, adds_up=adds_up))
 
     def histogram(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
         return self._registered(Histogram(name, text, labels, bounds))
 
     def _registered(self, family: "FamilyT") -> "FamilyT":
         self._registry.register(family)
+        self.by_name[family.name] = family
         if not family.label_names:
             family[()]  # a family of one series shows 0 before anything happened
         return family

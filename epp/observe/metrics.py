@@ -27,6 +27,7 @@ class Metrics:
     """One per process. Counting costs a few microseconds; whatever can wait for a scrape does.
 
     Attributes:
+        families: all those that are counted here, but not those that are computed at each scrape.
         plugins: the framework's `Recorder`.
         streams: a transport's observer; `None` when streams are not counted.
         signals: errors of reading signals.
@@ -55,7 +56,7 @@ class Metrics:
             legacy: also show families under their older names.
             build_ref: the version that runs, a label of the info gauge.
         """
-        families = Families(registry)
+        self.families = families = Families(registry)
         labels = RequestLabels()
         self.requests = RequestMetrics(families, labels)
         self.pool = PoolMetrics(families, pool_name)

@@ -33,7 +33,7 @@ class RequestMetrics:
             "Requests refused, or answered by a model server with an error.",
             (*by_request, "error_code"),
         )
-        self.running = gauge("request_running", "Requests sent on and not ended.", by_request)
+        self.running = gauge("request_running", "Requests sent on and not ended.", by_request, adds_up=True)
         self.size_bytes = histogram("request_size_bytes", "Size of request bodies.", buckets.REQUEST_BYTES, by_request)
         self.response_bytes = histogram(
             "response_size_bytes", "Size of response bodies.", buckets.RESPONSE_BYTES, by_request

@@ -9,7 +9,7 @@ class StreamMetrics:
     """The observer of a transport."""
 
     def __init__(self, families: Families) -> None:
-        self._in_flight = families.gauge("extproc_streams_inflight", "Open ext_proc streams.")
+        self._in_flight = families.gauge("extproc_streams_inflight", "Open ext_proc streams.", adds_up=True)
         self._duration_s = families.histogram(
             "extproc_stream_duration_seconds", "How long ext_proc streams were open.", buckets.STREAM_S
         )
