@@ -78,8 +78,8 @@ class SchedulingMetrics:
 
     # --- plugins ----------------------------------------------------------------------------------------------------
 
-    def record(self, extension_point: str, plugin: Plugin, seconds: float) -> None:
-        self.plugin_s[extension_point, plugin.plugin_type, plugin.name].observe(seconds)
+    def durations(self, extension_point: str, plugin: Plugin) -> Callable[[float], None]:
+        return self.plugin_s[extension_point, plugin.plugin_type, plugin.name].observe
 
     def failure(self, extension_point: str, plugin: Plugin, error: Exception) -> None:
         self._plugin_failures[extension_point, plugin.plugin_type, plugin.name].inc()

@@ -1,7 +1,7 @@
 """A request's view of a snapshot: which rows are still in the running."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,26 +17,38 @@ class Candidates:
 
     Attributes:
         rows: indices into the snapshot, ascending.
+        everyone: nobody has been dropped, so that a column of the snapshot is one of the candidates as it stands.
     """
 
     snapshot: Snapshot
     rows: IntArray
+    everyone: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "everyone", len(self.rows) == len(self.snapshot))
 
     @staticmethod
     def all_of(snapshot: Snapshot) -> "Candidates":
         return Candidates(snapshot, np.arange(len(snapshot), dtype=np.intp))
 
     def __len__(self) -> int:
-        return int(self.rows.size)
+        return len(self.rows)
+
+    def __contains__(self, row: int) -> bool:
+        """Whether this row of the snapshot is still in the running."""
+        if self.everyone:
+            return 0 <= row < len(self.rows)
+        at = int(self.rows.searchsorted(row))
+        return at < len(self.rows) and bool(self.rows[at] == row)
 
     @property
     def endpoints(self) -> list[Endpoint]:
         endpoints = self.snapshot.endpoints
-        return [endpoints[row] for row in self.rows]
+        return [endpoints[row] for row in self.rows.tolist()]
 
     def take(self, column: FloatArray) -> FloatArray:
-        """A snapshot-ordered column, cut down to these candidates."""
-        return column[self.rows]
+        """A snapshot-ordered column, cut down to these candidates; not to be written to."""
+        return column if self.everyone else column[self.rows]
 
     def where(self, mask: npt.NDArray[np.bool_]) -> "Candidates":
         """Those candidates for which `mask` (one entry per candidate) is true."""

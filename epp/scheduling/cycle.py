@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from epp.inference.request import Request
 from epp.scheduling.data import DataKey
@@ -10,8 +10,7 @@ from epp.scheduling.data import DataKey
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(NamedTuple):
     """A number that a plugin wants counted: `family` without prefix, e.g. `prefix_indexer_hit_ratio`.
 
     `labels` come on top of the plugin's name and type; their values are from small sets, never from a client.

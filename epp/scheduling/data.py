@@ -5,7 +5,7 @@ A kind of data is a type; an instance of it is keyed by the producer that made i
 snapshot, whatever candidates are left: a narrower view reads `array[candidates.rows]`. NaN means not known.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -31,29 +31,39 @@ class DataKind(Generic[T]):
         return DataKey(self, producer or self.default_producer)
 
 
-@dataclass(frozen=True, slots=True)
-class DataKey(Generic[T]):
+class DataKey(str, Generic[T]):
+    """Where a cycle keeps one producer's data of one kind: the text `kind/producer`.
+
+    It is text, since a string hashes once in its life; a dozen look-ups per request by hashed fields took 8 µs. Whoever
+    reads on the hot path keeps its key: making one costs more than using it.
+    """
+
     kind: DataKind[T]
     producer: str
 
-    def __str__(self) -> str:
-        return f"{self.kind.name}/{self.producer}"
+    def __new__(cls, kind: DataKind[T], producer: str) -> "DataKey[T]":
+        key = super().__new__(cls, f"{kind.name}/{producer}")
+        key.kind, key.producer = kind, producer
+        return key
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
     """Prompts as bytes in which `bytes_per_token` bytes stand for one token.
 
-    `seed` separates what must never match each other: model and cache salt.
+    Attributes:
+        seed: separates what must never match each other: model and cache salt.
+        tokens: in all prompts together.
     """
 
     prompts: tuple[bytes, ...]
     seed: bytes
     bytes_per_token: int = 4
+    tokens: int = field(init=False)
 
-    @property
-    def tokens(self) -> int:
-        return sum(-(-len(p) // self.bytes_per_token) for p in self.prompts)
+    def __post_init__(self) -> None:
+        size = self.bytes_per_token
+        object.__setattr__(self, "tokens", sum([-(-len(prompt) // size) for prompt in self.prompts]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +74,16 @@ class PrefixMatch:
         match_blocks: per endpoint, blocks of the request found cached, contiguous from its start.
         total_blocks: blocks of the request.
         block_size_tokens: tokens in a block.
+        ratio: matched share per endpoint, 0..1; all 0 when the request has no blocks.
     """
 
     match_blocks: FloatArray
     total_blocks: int
     block_size_tokens: int
+    ratio: FloatArray = field(init=False)
 
-    @property
-    def ratio(self) -> FloatArray:
-        """Matched share per endpoint, 0..1; all 0 when the request has no blocks."""
-        if self.total_blocks == 0:
-            return np.zeros_like(self.match_blocks)
-        return self.match_blocks / self.total_blocks
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ratio", self.match_blocks / max(self.total_blocks, 1))
 
     def uncached_tokens(self, prompt_tokens: float) -> FloatArray:
         """Tokens of a prompt of this length that each endpoint would have to prefill, never below 0."""

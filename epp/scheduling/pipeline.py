@@ -10,13 +10,13 @@ request costs the calls of its plugins and little else.
 # Roles are abstract classes, and `role(Screener)` asks for instances of one, not for a class to instantiate.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from epp.ledger import Outcome
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.decision import Decision, Denial
-from epp.scheduling.instruments import ExtensionPoint, Instruments, Recorder
+from epp.scheduling.instruments import ExtensionPoint, Hook, Instruments, Recorder
 from epp.scheduling.plugin import (
     Admitter,
     EndHook,
@@ -119,15 +119,7 @@ class Pipeline:
 
     def process_request(self, cycle: Cycle) -> Denial | None:
         """Once, at receipt. The first denial wins."""
-        for plugin, call in self._processors:
-            try:
-                denial = call(cycle)
-            except Exception as error:
-                self._instruments.failed(ExtensionPoint.REQUEST_HEADER, plugin, cycle, error)
-                continue
-            if denial is not None:
-                return denial
-        return None
+        return self._first_denial(ExtensionPoint.REQUEST_HEADER, self._processors, cycle)
 
     def decide(self, cycle: Cycle, candidates: Candidates) -> Decision | Denial:
         """The whole choice. Shedding comes first, so that a request that will be refused costs next to nothing."""
@@ -157,11 +149,16 @@ class Pipeline:
     def screen(self, cycle: Cycle, candidates: Candidates) -> Candidates | Denial:
         """Every screener sees all candidates; what all of them leave stays."""
         left = candidates
-        for plugin, call in self._screeners:
+        timer = self._instruments.timer
+        began_s = timer()
+        for plugin, call, took in self._screeners:
             try:
                 left = left.intersect(call(cycle, candidates).rows)
             except Exception as error:
                 self._instruments.failed(ExtensionPoint.SCREENER, plugin, cycle, error)
+            ended_s = timer()
+            took(ended_s - began_s)
+            began_s = ended_s
         return left if len(left) else Denial.no_endpoints(SCREENED_OUT)
 
     def produce(self, cycle: Cycle, candidates: Candidates) -> None:
@@ -170,12 +167,22 @@ class Pipeline:
 
     def admit(self, cycle: Cycle, candidates: Candidates) -> Denial | None:
         """The first denial wins; an admitter that fails lets the request through."""
-        for plugin, call in self._admitters:
+        return self._first_denial(ExtensionPoint.ADMISSION, self._admitters, cycle, candidates)
+
+    def _first_denial(
+        self, point: ExtensionPoint, hooks: Sequence[Hook[Any, Denial | None]], cycle: Cycle, *args: Any
+    ) -> Denial | None:
+        timer = self._instruments.timer
+        began_s = timer()
+        for plugin, call, took in hooks:
+            denial = None
             try:
-                denial = call(cycle, candidates)
+                denial = call(cycle, *args)
             except Exception as error:
-                self._instruments.failed(ExtensionPoint.ADMISSION, plugin, cycle, error)
-                continue
+                self._instruments.failed(point, plugin, cycle, error)
+            ended_s = timer()
+            took(ended_s - began_s)
+            began_s = ended_s
             if denial is not None:
                 return denial
         return None

@@ -8,7 +8,7 @@ A plugin that raises, or returns what it must not, costs its own contribution an
 pass, its scores count as 0, its pick is replaced by the best total.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,12 +51,9 @@ class Scheduler:
     ) -> None:
         self._instruments = Instruments(recorder, timer)
         self._handler = profile_handler
-        self._pick_profiles = self._instruments.bind(
-            ExtensionPoint.PROFILE_PICKER, profile_handler, profile_handler.pick_profiles
-        )
-        self._process_results = self._instruments.bind(
-            ExtensionPoint.PROCESS_RESULTS, profile_handler, profile_handler.process_results
-        )
+        hook = self._instruments.hook
+        self._pick_profiles = hook(ExtensionPoint.PROFILE_PICKER, profile_handler, profile_handler.pick_profiles)
+        self._process_results = hook(ExtensionPoint.PROCESS_RESULTS, profile_handler, profile_handler.process_results)
         self._names = tuple(p.name for p in profiles)
         self._runs = {p.name: _ProfileRun(p, self._instruments) for p in profiles}
 
@@ -82,92 +79,117 @@ class Scheduler:
         """What the handler wants next. A profile runs once, so the loop ends whatever the handler says."""
         if len(results) == len(self._names):
             return ()
+        began_s = self._instruments.timer()
         try:
-            names = self._pick_profiles(cycle, self._names, results)
+            names = self._pick_profiles.call(cycle, self._names, results)
             return [name for name in dict.fromkeys(names) if name in self._runs and name not in results]
         except Exception as error:
             self._instruments.failed(ExtensionPoint.PROFILE_PICKER, self._handler, cycle, error)
             return () if results else self._names[:1]
+        finally:
+            self._pick_profiles.took(self._instruments.timer() - began_s)
 
     def _primary(self, cycle: Cycle, results: dict[str, ProfileResult | None]) -> str | None:
+        began_s = self._instruments.timer()
         try:
-            return self._process_results(cycle, results)
+            return self._process_results.call(cycle, results)
         except Exception as error:
             self._instruments.failed(ExtensionPoint.PROCESS_RESULTS, self._handler, cycle, error)
             return next((name for name, result in results.items() if result is not None), None)
+        finally:
+            self._process_results.took(self._instruments.timer() - began_s)
 
 
 class _ProfileRun:
-    """A profile whose plugins are bound to their instruments."""
+    """A profile whose plugins are bound to their instruments.
+
+    All scores of a request are one matrix, a row for each scorer: clamping, weighting and adding up take one call of
+    numpy each, whatever the number of scorers.
+    """
 
     def __init__(self, profile: Profile, instruments: Instruments) -> None:
         self._name = profile.name
         self._instruments = instruments
         self._filters = instruments.hooks(ExtensionPoint.FILTER, profile.filters, lambda plugin: plugin.filter)
         self._scorers = instruments.hooks(ExtensionPoint.SCORER, [s for s, _ in profile.scorers], lambda p: p.score)
-        self._weights = tuple(weight for _, weight in profile.scorers)
-        self._picker = profile.picker
-        self._pick = instruments.bind(ExtensionPoint.PICKER, profile.picker, profile.picker.pick)
+        self._scorer_names = tuple(scorer.name for scorer, _ in profile.scorers)
+        self._weights = np.array([weight for _, weight in profile.scorers], dtype=np.float64).reshape(-1, 1)
+        self._picker = instruments.hook(ExtensionPoint.PICKER, profile.picker, profile.picker.pick)
 
     def __call__(self, cycle: Cycle, candidates: Candidates) -> ProfileResult | None:
         """`None` when the filters left nobody over."""
-        steps: list[FilterStep] = []
-        for filter_, narrow in self._filters:
-            candidates, step = self._filtered(filter_, narrow, cycle, candidates)
-            steps.append(step)
-            if step.after == 0:
-                cycle.notes[filter_.name] = f"dropped all {step.before} candidates of profile {self._name}"
+        steps: tuple[FilterStep, ...] = ()
+        if self._filters:
+            candidates, steps = self._filtered(cycle, candidates)
+            if steps[-1].after == 0:
+                cycle.notes[steps[-1].plugin] = f"dropped all {steps[-1].before} candidates of profile {self._name}"
                 return None
-
-        totals = np.zeros(len(candidates))
-        scores: dict[str, FloatArray] = {}
-        for (scorer, score), weight in zip(self._scorers, self._weights, strict=True):
-            column = self._scored(scorer, score, cycle, candidates)
-            if column is not None:
-                scores[scorer.name] = column
-                totals += weight * column
+        scores, totals = self._scored(cycle, candidates)
         return ProfileResult(
-            profile=self._name,
-            rows=candidates.rows,
-            totals=totals,
-            scores=scores,
-            picked=self._picked(cycle, candidates, totals),
-            steps=tuple(steps),
+            self._name, candidates.rows, totals, scores, self._picked(cycle, candidates, totals), steps
         )
 
-    def _filtered(
-        self, plugin: Filter, call: Callable[..., Candidates], cycle: Cycle, given: Candidates
-    ) -> tuple[Candidates, FilterStep]:
-        before = len(given)
-        try:
-            left = call(cycle, given)
-            after = len(left)
-            if after > before:
-                raise ValueError(f"a filter made {after} candidates out of {before}")
-            return left, FilterStep(plugin.name, before, after, plugin.drop_reason() if after < before else "")
-        except Exception as error:
-            self._instruments.failed(ExtensionPoint.FILTER, plugin, cycle, error)
-            return given, FilterStep(plugin.name, before, before, "")
+    def _filtered(self, cycle: Cycle, candidates: Candidates) -> tuple[Candidates, tuple[FilterStep, ...]]:
+        """Who is left, up to the filter that leaves nobody."""
+        steps: list[FilterStep] = []
+        timer = self._instruments.timer
+        began_s = timer()
+        for plugin, narrow, took in self._filters:
+            before, reason = len(candidates), ""
+            try:
+                left = narrow(cycle, candidates)
+                if len(left) > before:
+                    raise ValueError(f"a filter made {len(left)} candidates out of {before}")
+                if len(left) < before:
+                    reason = plugin.drop_reason()
+                candidates = left
+            except Exception as error:
+                self._instruments.failed(ExtensionPoint.FILTER, plugin, cycle, error)
+            ended_s = timer()
+            took(ended_s - began_s)
+            began_s = ended_s
+            steps.append(FilterStep(plugin.name, before, len(candidates), reason))
+            if not len(candidates):
+                break
+        return candidates, tuple(steps)
 
-    def _scored(
-        self, plugin: Scorer, call: Callable[..., FloatArray], cycle: Cycle, candidates: Candidates
-    ) -> FloatArray | None:
-        """Scores clamped to [0, 1], NaN as 0; `None` when there are none to use."""
-        try:
-            raw = np.asarray(call(cycle, candidates), dtype=np.float64)
-            if raw.shape != candidates.rows.shape:
-                raise ValueError(f"scores of shape {raw.shape} for {len(candidates)} candidates")
-        except Exception as error:
-            self._instruments.failed(ExtensionPoint.SCORER, plugin, cycle, error)
-            return None
-        return np.minimum(np.fmax(raw, 0.0), 1.0)  # fmax, unlike maximum, prefers the number to the NaN
+    def _scored(self, cycle: Cycle, candidates: Candidates) -> tuple[Mapping[str, FloatArray], FloatArray]:
+        """Scores clamped to [0, 1], NaN as 0, of every scorer that has some to use; and their weighted sum."""
+        matrix = np.empty((len(self._scorers), len(candidates)))
+        failed: list[int] = []
+        timer = self._instruments.timer
+        began_s = timer()
+        for i, (plugin, score, took) in enumerate(self._scorers):
+            try:
+                raw = np.asarray(score(cycle, candidates), dtype=np.float64)
+                if raw.shape != candidates.rows.shape:
+                    raise ValueError(f"scores of shape {raw.shape} for {len(candidates)} candidates")
+                matrix[i] = raw
+            except Exception as error:
+                self._instruments.failed(ExtensionPoint.SCORER, plugin, cycle, error)
+                failed.append(i)
+            ended_s = timer()
+            took(ended_s - began_s)
+            began_s = ended_s
+        names, weights = self._scorer_names, self._weights
+        if failed:
+            names = tuple(name for i, name in enumerate(names) if i not in failed)
+            matrix, weights = np.delete(matrix, failed, axis=0), np.delete(weights, failed, axis=0)
+        np.fmax(matrix, 0.0, out=matrix)  # unlike maximum, it prefers the number to the NaN
+        np.minimum(matrix, 1.0, out=matrix)
+        # Not `weights @ matrix`: BLAS may round equal candidates differently, and then they are not equal any more.
+        totals: FloatArray = np.add.reduce(weights * matrix, axis=0)
+        return dict(zip(names, matrix, strict=True)), totals
 
     def _picked(self, cycle: Cycle, candidates: Candidates, totals: FloatArray) -> tuple[int, ...]:
+        began_s = self._instruments.timer()
         try:
-            picked = tuple(map(int, self._pick(cycle, candidates, totals)))
-            if not picked or not set(candidates.rows.tolist()).issuperset(picked):
+            picked = tuple(map(int, self._picker.call(cycle, candidates, totals)))
+            if not picked or not all(row in candidates for row in picked):
                 raise ValueError("the pick is not among the candidates")
             return picked
         except Exception as error:
-            self._instruments.failed(ExtensionPoint.PICKER, self._picker, cycle, error)
+            self._instruments.failed(ExtensionPoint.PICKER, self._picker.plugin, cycle, error)
             return (int(candidates.rows[totals.argmax()]),)
+        finally:
+            self._picker.took(self._instruments.timer() - began_s)

@@ -306,7 +306,7 @@ def plugin() -> Plugin:
 def test_plugins_are_timed_and_their_failures_counted_and_logged_once(
     metrics: Metrics, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics.plugins.record("Scorer", plugin(), 0.0003)
+    metrics.plugins.durations("Scorer", plugin())(0.0003)
     for _ in range(3):
         metrics.plugins.failure("Scorer", plugin(), ValueError("secret prompt"))
     page = world.page()
@@ -370,7 +370,7 @@ def test_older_names_can_be_left_out(world: World) -> None:
 
 def test_the_page_is_valid_openmetrics_too(metrics: Metrics, world: World) -> None:
     run(metrics, world, replace(OUTCOME, status=500))
-    metrics.plugins.record("Scorer", plugin(), 0.0003)
+    metrics.plugins.durations("Scorer", plugin())(0.0003)
     metrics.refresh_pool(world.snapshot, world.now_s, 2.0)
     names = {family.name for family in openmetrics_parser.text_string_to_metric_families(openmetrics_page(world))}
     assert {"llm_d_epp_request", "llm_d_epp_plugin_duration_seconds", "inference_objective_request_error"} <= names

@@ -90,8 +90,8 @@ class FakeRecorder:
         self.calls: list[tuple[str, str, float]] = []
         self.failures: list[tuple[str, str, str]] = []
 
-    def record(self, extension_point: str, plugin: Plugin, seconds: float) -> None:
-        self.calls.append((extension_point, plugin.name, seconds))
+    def durations(self, extension_point: str, plugin: Plugin) -> Callable[[float], None]:
+        return lambda seconds: self.calls.append((extension_point, plugin.name, seconds))
 
     def failure(self, extension_point: str, plugin: Plugin, error: Exception) -> None:
         self.failures.append((extension_point, plugin.name, type(error).__name__))
