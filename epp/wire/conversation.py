@@ -33,7 +33,7 @@ from typing import ClassVar, NamedTuple
 
 from epp.endings import EndCause
 from epp.wire import replies, table
-from epp.wire.codec import Message, Modes, decode
+from epp.wire.codec import Message, Modes, Reader
 from epp.wire.direction import Direction
 from epp.wire.events import (
     BodyMode,
@@ -88,7 +88,7 @@ class Conversation:
     """One ext_proc stream: one HTTP request and its response."""
 
     def __init__(self, limits: Limits = Limits()) -> None:
-        self._max_headers = limits.max_headers
+        self._reader = Reader(limits.max_headers)
         self._modes: Modes | None = None  # known with the first message
         self._request = Direction()
         self._response = Direction()
@@ -117,7 +117,7 @@ class Conversation:
         step = Step([], [])
         if self.finished:
             return step
-        message = decode(data, self._max_headers)
+        message = self._reader.read(data)
         if self._modes is None:
             self._modes = message.modes()
             self._request.follow(table.REQUEST[self._modes.request])
@@ -247,7 +247,7 @@ class Conversation:
             self._await_decision(request, step)
 
     def _start_response(self, message: Message, step: Step) -> None:
-        headers, status = message.headers or Headers(()), message.status()
+        headers, status = message.headers or Headers({}), message.status()
         self._by_envoy = status in _GATEWAY_ERRORS and _SERVER_TIME not in headers
         end = message.kind is Kind.HEADERS_END
         # In BUFFERED the reply to the body sets the length anew.

@@ -1,6 +1,6 @@
 """What the conversation tells its owner (events), and what its owner tells it (routes and rejections)."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -23,8 +23,8 @@ class Headers:
 
     __slots__ = ("last_values",)
 
-    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        self.last_values: Mapping[str, str] = {name.lower(): value for name, value in pairs}
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.last_values = values
 
     def get(self, name: str) -> str | None:
         return self.last_values.get(name)

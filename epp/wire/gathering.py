@@ -11,7 +11,7 @@ class Gathering:
     __slots__ = ("_chunks", "_kept_bytes", "_max_body_bytes", "_subset", "headers", "overflowed")
 
     def __init__(self, max_body_bytes: int) -> None:
-        self.headers = Headers(())
+        self.headers = Headers({})
         self.overflowed = False
         self._max_body_bytes = max_body_bytes
         self._subset: tuple[str, ...] | None = None
