@@ -73,7 +73,7 @@ class Connection:
         options = self._options
         settings = {
             frames.HEADER_TABLE_SIZE: 0,
-            frames.MAX_CONCURRENT_STREAMS: options.max_concurrent_streams,
+            frames.MAX_CONCURRENT_STREAMS: options.advertised_streams or options.max_concurrent_streams,
             frames.INITIAL_WINDOW_SIZE: options.stream_window_bytes,
             frames.MAX_FRAME_SIZE: options.max_frame_bytes,
             frames.MAX_HEADER_LIST_SIZE: options.max_header_bytes,

@@ -27,6 +27,9 @@ class Connections(Protocol):
 
 class LeanProtocol(asyncio.Protocol):
     """
+    Attributes:
+        draining: its end is announced.
+
     Back-pressure: a peer that does not read what we write is not read from either, so what it can pile up here is one
     read's worth; after the keepalive's time it is taken for dead. Flow control inside the connection is `sending`'s.
     """
@@ -40,6 +43,7 @@ class LeanProtocol(asyncio.Protocol):
         self._woken = False
         self._made_s = self._heard_s = self._busy_s = self._loop.time()
         self._pinged = False
+        self.draining = False
         self._streams_seen = 0
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -76,8 +80,13 @@ class LeanProtocol(asyncio.Protocol):
 
     # --- for the server -----------------------------------------------------------------------------------------------
 
+    @property
+    def open_streams(self) -> int:
+        return self._connection.open_streams
+
     def drain(self) -> None:
         """Announce the end; close after the last stream."""
+        self.draining = True
         self._connection.drain()
         self._flush()
         self._later(DRAIN_ECHO_TIMEOUT_S, self._stop_taking_streams)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from epp.server.health import HealthService, HealthState
@@ -28,12 +28,15 @@ class LeanServer:
         *,
         tls: ssl.SSLContext | None = None,
         options: LeanOptions | None = None,
+        on_connections: Callable[[int], None] | None = None,
     ) -> None:
         """
         Args:
             methods: by path.
             tls: for the TCP addresses; Unix sockets are always plaintext.
+            on_connections: told how many there are, without those that drain, when that has changed.
         """
+        self._on_connections = on_connections
         self._methods = methods
         self._addresses = tuple(addresses)
         self._tls = tls
@@ -71,6 +74,20 @@ class LeanServer:
                     self._connect, sock=listener, backlog=BACKLOG, ssl=self._tls, ssl_handshake_timeout=timeout_s
                 )
             )
+
+    async def take(self, connection: socket.socket, *, secure: bool) -> None:
+        """Serve a connection that somebody else has accepted, with TLS if `secure`. Raises OSError if it breaks."""
+        tls = self._tls if secure else None
+        timeout_s = None if tls is None else self._options.handshake_timeout_s
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(self._connect, connection, ssl=tls, ssl_handshake_timeout=timeout_s)
+
+    def shed(self, count: int) -> None:
+        """Let go of so many connections in good order, the busiest ones: their peers connect anew."""
+        staying = [connection for connection in self._connections if not connection.draining]
+        for connection in sorted(staying, key=lambda c: c.open_streams, reverse=True)[:count]:
+            connection.drain()
+        self._tell_connections()
 
     async def drain(self, grace_s: float) -> None:
         """Take no new connections and streams, let open streams finish for `grace_s` seconds, then cut them off."""
@@ -112,12 +129,18 @@ class LeanServer:
             return False
         self._connections.add(connection)
         self._empty.clear()
+        self._tell_connections()
         return True
 
     def discard(self, connection: LeanProtocol) -> None:
         self._connections.discard(connection)
         if not self._connections:
             self._empty.set()
+        self._tell_connections()
+
+    def _tell_connections(self) -> None:
+        if self._on_connections is not None:
+            self._on_connections(sum(not connection.draining for connection in self._connections))
 
 
 def lean_server(
@@ -128,10 +151,11 @@ def lean_server(
     *,
     tls: ssl.SSLContext | None = None,
     options: LeanOptions | None = None,
+    on_connections: Callable[[int], None] | None = None,
 ) -> LeanServer:
-    """The ext_proc service and, on the same port, health."""
+    """The ext_proc service and, on the same port, health. `on_connections`: see `LeanServer`."""
     methods = {METHOD.encode(): Method(exchanges, observer), **health_methods(HealthService(health))}
-    return LeanServer(methods, addresses, tls=tls, options=options)
+    return LeanServer(methods, addresses, tls=tls, options=options, on_connections=on_connections)
 
 
 def _bind(address: Address) -> socket.socket:
