@@ -50,6 +50,14 @@ def usage_from_ends(api: Api, head: bytes, tail: bytes) -> Usage:
     return _NOTHING
 
 
+def first_usage(api: Api, events: bytes) -> int:
+    """Where in the bytes of a stream the first token counts may stand; below 0: nowhere."""
+    if api is Api.OPAQUE:
+        return -1
+    found = (_META_INFO if api is Api.SGLANG_GENERATE else _USAGE).search(events)
+    return -1 if found is None else found.start()
+
+
 def merge_sse_usage(api: Api, payload: bytes, so_far: Usage) -> Usage:
     """The counts so far, updated by one event's data. A count of 0 does not replace one that is known."""
     if api is Api.SGLANG_GENERATE:

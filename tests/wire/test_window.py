@@ -1,4 +1,5 @@
 import itertools
+import tracemalloc
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,11 +29,19 @@ def test_both_ends_are_kept_whatever_the_chunks(body, cuts, head, tail):
 
 
 def test_memory_is_bounded_whatever_passes():
-    window = BodyWindow(head_bytes=100, tail_bytes=100)
-    for chunk in [b"x" * 7] * 1_000 + [b"y" * 100_000] * 3 + [b"z"] * 1_000:
-        window.feed(chunk)
-        assert len(window._head) + len(window._tail) <= 100 + 2 * 100
-    assert window.tail == b"z" * 100
+    tracemalloc.start()
+    try:
+        window = BodyWindow(head_bytes=100, tail_bytes=10_000)
+        for size, number in ((7, 3_000), (1_000_000, 3), (1, 3_000), (0, 1_000), (9_999, 10), (1, 9_999)):
+            for _ in range(number):
+                window.feed(bytes([65 + number % 26]) * size)
+            held_bytes, _ = tracemalloc.get_traced_memory()
+            assert held_bytes < 60_000
+    finally:
+        tracemalloc.stop()
+    assert len(window.tail) == 10_000
+    assert window.tail.endswith(bytes([65 + 9_999 % 26]) * 9_999)
+    assert window.total_bytes == 21_000 + 3_000_000 + 3_000 + 99_990 + 9_999
 
 
 def test_a_stream_that_fits_gives_all_its_events():
@@ -54,3 +63,22 @@ def test_of_a_long_stream_the_events_of_both_ends_are_given_once_and_in_order():
 
 def test_a_body_without_line_ends_gives_no_events():
     assert windowed([b"x" * 1_000], 10, 10).payloads() == []
+
+
+LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+
+
+@given(
+    events=st.lists(st.sampled_from([b"a", b"plain", b"usage 1", b"usage 2", b"x" * 30]), max_size=12),
+    line_end=LINE_ENDS,
+    head=st.integers(0, 60),
+    tail=st.integers(0, 60),
+)
+def test_looking_for_something_leaves_out_only_what_lies_before_it(events, line_end, head, tail):
+    chunks = [b"data: " + event + line_end * 2 for event in events]
+    window = windowed(chunks, head, tail)
+    everything = window.payloads()
+    found = window.payloads(lambda data: data.find(b"usage"))
+    assert [event for event in found if b"usage" in event] == [event for event in everything if b"usage" in event]
+    if window.whole is not None and line_end == b"\n":
+        assert found == everything[next((i for i, event in enumerate(events) if b"usage" in event), len(events)) :]
