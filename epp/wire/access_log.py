@@ -1,9 +1,9 @@
 """Reads Envoy's gRPC access log: what it says about requests that we gave a name, and how they ended.
 
-Envoy writes a record when a request is over, and while it runs one every so often if it is told to. We name a request in
-the metadata that goes with its route (`epp.wire.replies`), and the record brings the name back, beside the token counts
-that Envoy's `sse_to_metadata` filter read out of the response. Anyone's records may come: what has no name of ours, or
-makes no sense, reads as such and is never an error.
+Envoy writes a record when a request is over, and while it runs one every so often if it is told to. We name a request
+in the metadata that goes with its route, and the record brings the name back, beside the token counts that Envoy's
+`sse_to_metadata` filter read out of the response. Anyone's records may come: what has no name of ours, or makes no
+sense, reads as such and is never an error.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from google.protobuf.struct_pb2 import Value
 
 from epp.endings import EndCause
 from epp.wire import access_log_pb2 as pb
+from epp.wire import ext_proc_pb2
 from epp.wire.names import (
     HEADROOM_NAMESPACE,
     USAGE_CACHED_TOKENS,
@@ -61,7 +62,7 @@ class Record(NamedTuple):
     Attributes:
         request_id: the name that we gave it; `None` for a request that is not ours.
         ended: False: it still runs, and the rest is not known yet.
-        cut_by: who broke the response off: the server (UPSTREAM_ERROR) or the client (CLIENT_GONE); `None` if nobody did.
+        cut_by: who broke the response off: the server (UPSTREAM_ERROR) or the client (CLIENT_GONE); `None`: nobody.
         last_byte_s: from the first byte of the request at Envoy to the last byte of the server's answer, in seconds.
         response_bytes: of the body, as sent to the client.
         prompt_tokens, completion_tokens, cached_tokens: by the server's own word.
@@ -75,6 +76,14 @@ class Record(NamedTuple):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+
+
+def watched_as(request_id: str) -> bytes:
+    """What to add to a serialized `ProcessingResponse` to name the request; protobuf merges fields that come twice."""
+    reply = ext_proc_pb2.ProcessingResponse()
+    ours = reply.dynamic_metadata.fields[HEADROOM_NAMESPACE].struct_value.fields
+    ours[WATCHED_REQUEST_ID].string_value = request_id
+    return reply.SerializeToString()
 
 
 def read_records(data: bytes) -> Iterator[Record]:

@@ -15,7 +15,7 @@ from google.protobuf.struct_pb2 import Value
 
 from epp.wire import ext_proc_pb2 as pb
 from epp.wire.events import BodyMode, Headers
-from epp.wire.names import DESTINATION_SERVED, DESTINATION_SUBSET, LB_NAMESPACE, SUBSET_NAMESPACE
+from epp.wire.names import ACCESS_LOG, DESTINATION_SERVED, DESTINATION_SUBSET, LB_NAMESPACE, SUBSET_NAMESPACE
 from epp.wire.protobuf import delimited
 from epp.wire.table import Kind, Side
 
@@ -103,6 +103,11 @@ class Message:
         """The server that Envoy says it used."""
         served = self._metadata(LB_NAMESPACE, DESTINATION_SERVED)
         return (served.string_value or None) if served is not None else None
+
+    def access_log(self) -> str | None:
+        """Envoy's promise of access log records, as it stands there; see `epp.wire.names.ACCESS_LOG`."""
+        promise = self._metadata(LB_NAMESPACE, ACCESS_LOG)
+        return (promise.string_value or None) if promise is not None else None
 
     def _metadata(self, namespace: str, key: str) -> Value | None:
         # `get`, for indexing a protobuf map would add the key.

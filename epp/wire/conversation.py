@@ -7,6 +7,7 @@ replies to send. When the stream ends, however it ends, the transport calls `clo
     conversation.receive(message) -> events, replies
     conversation.route(route)     -> replies
     conversation.respond({})      -> replies
+    conversation.let_go()         -> whether the rest of the response needs us no more
     conversation.closed()         -> events
 
 What each message means stands in `table`; this file carries it out. While an answer of the owner is due in a direction,
@@ -24,6 +25,12 @@ replies to later messages of that direction are held back behind it, so replies 
 * CLIENT_GONE: the stream ended before any of these, or Envoy answered the client before the request was routed. A
   server that breaks off in mid-response looks the same: Envoy resets its client and says no more.
 * LOST: the transport died.
+
+**Letting go.** In STREAMED, Envoy keeps each chunk of a response until we have answered it, so we may end the stream at
+any time: what Envoy keeps and what is still to come goes to the client as it is. An owner that has seen enough, and
+learns of the end in another way (`epp.wire.access_log`), saves both sides the messages of the rest. It is then the
+owner's to say how the exchange ended: there is no `Ended`. In FULL_DUPLEX_STREAMED bytes on their way to us would be
+lost, so there the stream is never ended early.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,6 +40,7 @@ from typing import ClassVar, NamedTuple
 
 from epp.endings import EndCause
 from epp.wire import replies, table
+from epp.wire.access_log import watched_as
 from epp.wire.codec import Message, Modes, Reader
 from epp.wire.direction import Direction
 from epp.wire.events import (
@@ -102,7 +110,9 @@ class Conversation:
         self._drops_length = False  # of the response: its rewriting may change it
         self._by_envoy = False  # it is Envoy's own, in place of a server's
 
+        self._access_log: str | None = None
         self._answered: EndCause | None = None  # we answered the client ourselves
+        self._let_go = False
         self._ended = False
         self._closed = False
 
@@ -120,6 +130,7 @@ class Conversation:
         message = self._reader.read(data)
         if self._modes is None:
             self._modes = message.modes()
+            self._access_log = message.access_log()
             self._request.follow(table.REQUEST[self._modes.request])
             self._response.follow(table.RESPONSE[self._modes.response])
         if message.side is Side.REQUEST and not self._routed:
@@ -131,7 +142,7 @@ class Conversation:
             self._begin_response(message, step)
         self._PERFORM[action](self, message, step)
         if self._response.state is State.DONE:
-            self._end(step.events, self._delivered())
+            self._end(step.events, self.delivered)
         if self._observing:
             step.replies.clear()
         return step
@@ -145,12 +156,14 @@ class Conversation:
         """
         self._closed = True
         events: list[Event] = []
+        if self._let_go:
+            return events
         if self._answered is not None:
             cause = self._answered
         elif broken:
             cause = EndCause.LOST
         elif self._rest_is_unseen():
-            cause = self._delivered()
+            cause = self.delivered
         else:
             cause = EndCause.CLIENT_GONE
         self._end(events, cause)
@@ -159,7 +172,7 @@ class Conversation:
     @property
     def finished(self) -> bool:
         """Nothing more will be sent: the transport may end the stream with OK."""
-        if self._closed or self._answered is not None:
+        if self._closed or self._let_go or self._answered is not None:
             return True
         return self._response.state is State.DONE and not self._response.owed
 
@@ -199,7 +212,10 @@ class Conversation:
         if self._observing:
             return []
         self._rewrite = route.rewrite_response
-        return self._request.settle(replies.route(route, self._modes.request, kind, request))
+        messages = replies.route(route, self._modes.request, kind, request)
+        if route.watched_as is not None:
+            messages[0] += watched_as(route.watched_as)
+        return self._request.settle(messages)
 
     def reject(self, rejection: Rejection) -> list[bytes]:
         """Answer the client ourselves: in place of a route, or at any time before the end to break the exchange off.
@@ -226,6 +242,31 @@ class Conversation:
         if not self._response.owed:
             raise RuntimeError("no response waits to be answered")
         return self._response.settle([replies.response_headers(set_headers, self._drops_length)])
+
+    def let_go(self) -> bool:
+        """End the stream before the response ends, if that is safe and something of the response is left.
+
+        True: the conversation has finished, and `closed` will tell nothing. False: nothing has changed.
+        """
+        request, response = self._request, self._response
+        safe = (
+            self._mode(Side.RESPONSE) is BodyMode.STREAMED
+            and self._rewrite is None
+            and not (self._observing or response.owed or request.owed)
+            and request.state in (State.DONE, State.UNSEEN)
+        )
+        self._let_go = safe and response.state is State.RELAYING and not (self._ended or self.finished)
+        return self._let_go
+
+    @property
+    def access_log(self) -> str | None:
+        """What Envoy promised of its access log with its first message; see `epp.wire.names.ACCESS_LOG`."""
+        return self._access_log
+
+    @property
+    def delivered(self) -> EndCause:
+        """How a response counts that the client gets whole: NATURAL, or UPSTREAM_ERROR if Envoy made it itself."""
+        return EndCause.UPSTREAM_ERROR if self._by_envoy else EndCause.NATURAL
 
     # --- the actions of the table ------------------------------------------------------------------------------------
 
@@ -351,10 +392,6 @@ class Conversation:
         if not self._ended:
             self._ended = True
             events.append(Ended(cause))
-
-    def _delivered(self) -> EndCause:
-        """How a response that the client got whole counts."""
-        return EndCause.UPSTREAM_ERROR if self._by_envoy else EndCause.NATURAL
 
     def _rest_is_unseen(self) -> bool:
         """Envoy has shown all that its modes show, so the end of the stream says that the exchange is through."""

@@ -113,6 +113,7 @@ class Route:
             empty result holds the piece back. `None`: bytes pass untouched. Applied only in modes that can replace.
             Trailers end a response without a last piece; in STREAMED what is then still held back is lost.
         observe_response: the owner wants response events; without, response messages are answered and not looked at.
+        watched_as: what Envoy's access log is to call the request; `None`: it need not name it.
     """
 
     destination: str
@@ -122,6 +123,7 @@ class Route:
     scores: Mapping[str, float] | None = None
     rewrite_response: Callable[[bytes, bool], bytes] | None = None
     observe_response: bool = True
+    watched_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
