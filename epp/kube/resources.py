@@ -1,7 +1,7 @@
 """The kinds of objects that the picker talks to an API server about, by their places in its API.
 
-Some kinds are in two groups: pools moved from `inference.networking.x-k8s.io` to `inference.networking.k8s.io` when they
-became v1, objectives and rewrites moved from the former to `llm-d.ai`. Either may be installed, or both.
+Some kinds are in two groups: pools moved from `inference.networking.x-k8s.io` to `inference.networking.k8s.io` when
+they became v1, objectives and rewrites moved from the former to `llm-d.ai`. Either may be installed, or both.
 """
 
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ NO_OBJECTIVE = ""
 class LatencyMetrics:
     def __init__(self, families: Families, labels: RequestLabels, objectives: Collection[str]) -> None:
         self._labels = labels
-        self._objectives = frozenset(objectives)
+        self._objectives = objectives
         counter, gauge, histogram = families.counter, families.gauge, families.histogram
 
         self._last = gauge(
@@ -129,7 +129,8 @@ class LatencyMetrics:
 
     def _objective(self, request: Request) -> str:
         """Objectives that are not configured are the client's words, and not told apart."""
-        return request.objective if request.objective in self._objectives else NO_OBJECTIVE
+        name = request.objective
+        return name if name is not None and name in self._objectives else NO_OBJECTIVE
 
     def twins(self) -> list[Twin]:
         """The older names, over all plugins."""

@@ -56,7 +56,7 @@ class Picker:
         self._state = PickerState(options, time.monotonic, Ledger(), on_sample=outbox.add if learns_remotely else None)
         self._upkeep = Upkeep(self._state, outbox, rng)
         exchanges = serving.ExchangeMaker(self._state.director(rng), options)
-        self._health = HealthState(self._state.not_ready)
+        self._health = HealthState(lambda: [*self._state.not_ready(), *self._upkeep.not_ready()])
         self._transport = serving.transport(options, exchanges, self._health, self._state.metrics.streams)
         self._health_server = health_server(
             self._health, [TcpAddress(options.grpc_health_port, "--grpc-health-port", options.host)]
@@ -81,6 +81,8 @@ class Picker:
             gc.freeze()  # what was built so far lives as long as the process: no use in looking through it again
             background = upkeep.start(self._upkeep.jobs())
             await shutdown.requested.wait()
+            self._health.start_draining()
+            await self._upkeep.stand_down()
             await drain(
                 self._health,
                 [self._transport],
@@ -114,4 +116,5 @@ class Picker:
             "ready": self._health.ready,
             "not_ready": self._health.reasons(),
             "remote_predictor": self._upkeep.remote_state(now_s),
+            "kubernetes": self._upkeep.kubernetes(),
         }

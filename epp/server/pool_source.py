@@ -1,45 +1,68 @@
-"""Where the pool comes from: the command line, or a discovery plugin of the configuration."""
+"""Where the pool comes from: the command line, a discovery plugin of the configuration, or an API server."""
 
 import logging
+import random
 from ipaddress import ip_address
 
+from epp.kube.access import load_access
+from epp.kube.options import PoolByName
 from epp.plugins.file_discovery import FileDiscovery as FileDiscoveryPlugin
 from epp.pool.file import FileDiscovery
 from epp.pool.static import parse_endpoints
 from epp.pool.store import EndpointChanges, PoolStore
 from epp.problem import Problem
 from epp.scheduling.plugin import Discovery
+from epp.server.kubernetes import Kubernetes
+from epp.server.state import PickerState
 
 logger = logging.getLogger(__name__)
 
 
-def fill(store: PoolStore, endpoints: str | None, plugin: Discovery | None) -> FileDiscovery | None:
-    """Fill `store` for the first time; returns what has to run to keep it true, if anything has to.
+def open_source(state: PickerState, rng: random.Random) -> FileDiscovery | Kubernetes | None:
+    """Fill the state's store for the first time, if that can be done at once; returns what keeps it true.
 
-    Args:
-        endpoints: `host:port,…` of the command line.
-        plugin: the configuration's discovery.
+    `None`: it is what it is. Kubernetes fills it once it runs; an API server that is down is no reason not to start.
 
     Raises:
-        Problem: neither says what the pool is, or both do, or the one that does cannot be read.
+        Problem: nothing says what the pool is, or two things do, or what does cannot be read.
     """
-    store.subscribe(_warn_of_host_names)
+    state.store.subscribe(_warn_of_host_names)
+    kube, plugin = state.options.kube, state.config.discovery
+    if kube is None:
+        return _fill(state.store, state.options.endpoints, plugin)
+    if plugin is None:
+        return Kubernetes(kube, state, rng, lambda: load_access(kube.kubeconfig))
+    if not isinstance(kube.source, PoolByName):
+        raise _both("--endpoint-selector", plugin)
+    if kube.leader_election is not None:
+        raise Problem(
+            f"--ha-enable-leader-election is for pools from Kubernetes; here {plugin.name} says what the pool is: "
+            "remove one of them"
+        )
+    return _fill(state.store, None, plugin)  # the name of the pool is a label then
+
+
+def _fill(store: PoolStore, endpoints: str | None, plugin: Discovery | None) -> FileDiscovery | None:
     if endpoints is not None:
         if plugin is not None:
-            raise Problem(
-                f"--endpoints and the configuration's dataLayer.discovery ({plugin.name}) both say what the pool "
-                "is; remove one of them"
-            )
+            raise _both("--endpoints", plugin)
         store.replace(parse_endpoints(endpoints))
         return None
     if not isinstance(plugin, FileDiscoveryPlugin):
         raise Problem(
-            "no model servers: give --endpoints HOST:PORT,… or a file-discovery plugin named by "
-            "dataLayer.discovery.pluginRef in the configuration"
+            "no model servers: give --endpoints HOST:PORT,…, --pool-name or --endpoint-selector for those of "
+            "Kubernetes, or a file-discovery plugin named by dataLayer.discovery.pluginRef in the configuration"
         )
     discovery = FileDiscovery(plugin.parameters.path, plugin.parameters.watch_file, store)
     discovery.load()
     return discovery
+
+
+def _both(flag: str, plugin: Discovery) -> Problem:
+    return Problem(
+        f"{flag} and the configuration's dataLayer.discovery ({plugin.name}) both say what the pool is; "
+        "remove one of them"
+    )
 
 
 def _warn_of_host_names(changes: EndpointChanges) -> None:

@@ -15,6 +15,7 @@ from epp import __version__
 from epp.config.build import build_pipeline
 from epp.director import Director, DirectorOptions
 from epp.inference.apis import Parsers
+from epp.kube.policies import Policies
 from epp.latency.predictor import Predictor
 from epp.latency.types import Sample
 from epp.ledger import Ledger
@@ -22,12 +23,15 @@ from epp.observe.metrics import Metrics
 from epp.observe.observer import RequestObserver
 from epp.observe.records import DecisionRing
 from epp.plugins.predicted_latency_producer import PredictedLatencyProducer
+from epp.pool.snapshot import Snapshot
 from epp.pool.store import PoolStore
 from epp.scheduling.plugin import Services
 from epp.server import debug
 from epp.server.configuration import read_config
 from epp.server.options import ServeOptions
 from epp.signals.scraper import ScrapeStats
+
+_NOTHING = Snapshot.build(())
 
 
 class PickerState:
@@ -37,6 +41,8 @@ class PickerState:
         clock: monotonic seconds, the same in all processes of a machine.
         store: empty at first; see `epp.server.pool_source`.
         registry, metrics: the same families, to be read and to count in.
+        policies: objectives and model rewrites, as they are now.
+        suspended: why requests are refused although there are endpoints; `None`: they are not.
     """
 
     def __init__(
@@ -58,6 +64,8 @@ class PickerState:
             Services(ledger=self.ledger, predictor=self.predictor, timer=time.perf_counter),
             allow_experimental=options.allow_experimental_plugins,
         )
+        self.policies = Policies(options.objectives)
+        self.suspended: str | None = None
         self.registry = CollectorRegistry()
         self.metrics = Metrics(
             self.registry,
@@ -65,7 +73,7 @@ class PickerState:
             snapshot=self.store.snapshot,
             ledger=self.ledger,
             clock=clock,
-            objectives=options.objectives,
+            objectives=self.policies.priorities,
             stream_metrics=options.stream_metrics,
             legacy=options.legacy_metrics,
             build_ref=__version__,
@@ -79,14 +87,20 @@ class PickerState:
             build_pipeline(self.config, self.metrics.plugins, time.perf_counter),
             Parsers([parser.plugin_type for parser in self.config.parsers]),
             self.ledger,
-            self.store.snapshot,
+            self.snapshot,
             RequestObserver(self.metrics, self.ring, self.clock),
             clock=self.clock,
             rng=rng,
             options=DirectorOptions(
-                objectives=options.objectives, use_subset=options.use_subset, emit_scores=options.emit_scores
+                objectives=self.policies.priorities,
+                use_subset=options.use_subset,
+                emit_scores=options.emit_scores,
             ),
         )
+
+    def snapshot(self) -> Snapshot:
+        """What decisions choose from."""
+        return self.store.snapshot() if self.suspended is None else _NOTHING
 
     @property
     def predicts(self) -> bool:
@@ -96,6 +110,8 @@ class PickerState:
     def not_ready(self) -> list[str]:
         """Why requests should not come yet, in words."""
         reasons = [f"{p.name}: {reason}" for p in self.config.plugins if (reason := p.not_ready()) is not None]
+        if self.suspended is not None:
+            reasons.insert(0, self.suspended)
         return reasons if len(self.store.snapshot()) else ["the pool has no endpoint", *reasons]
 
     def describe(self, stats: Mapping[str, ScrapeStats], now_s: float) -> dict[str, Any]:

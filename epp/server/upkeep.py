@@ -9,9 +9,11 @@ from typing import Any
 
 from epp.plugins.core_metrics_extractor import CoreMetricsExtractor
 from epp.plugins.metrics_data_source import MetricsDataSource
+from epp.pool.file import FileDiscovery
 from epp.pool.store import EndpointChanges
 from epp.problem import Problem
 from epp.server import pool_source
+from epp.server.kubernetes import Kubernetes
 from epp.server.remote import Outbox, RemotePredictor
 from epp.server.state import PickerState
 from epp.server.training import Trainer
@@ -32,7 +34,9 @@ class Upkeep:
         self._options = state.options
         for notice in state.config.notices:
             logger.info("%s", notice)
-        self._discovery = pool_source.fill(state.store, self._options.endpoints, state.config.discovery)
+        source = pool_source.open_source(state, rng)
+        self._discovery = source if isinstance(source, FileDiscovery) else None
+        self._kube = source if isinstance(source, Kubernetes) else None
         self._scraper = self._make_scraper(rng)
         self._remote = self._make_remote(outbox, rng)
         self._trainer = self._make_trainer()
@@ -114,6 +118,8 @@ class Upkeep:
             jobs.append(("scraper", self._scraper.run()))
         if self._trainer is not None:
             jobs.append(("trainer", self._trainer.run()))
+        if self._kube is not None:
+            jobs += self._kube.jobs()
         if self._remote is not None:
             jobs.append(("remote predictor", self._remote.run()))
         return jobs
@@ -133,8 +139,21 @@ class Upkeep:
 
     @property
     def scrape_stats(self) -> Mapping[str, ScrapeStats]:
+    async def stand_down(self) -> None:
+        """The process is about to end: let another picker lead."""
+        if self._kube is not None:
+            await self._kube.stand_down()
+
         """By endpoint id."""
         return {} if self._scraper is None else self._scraper.stats
+    def not_ready(self) -> list[str]:
+        """Why requests should not come yet, in words."""
+        return [] if self._kube is None else self._kube.not_ready()
+
+    def kubernetes(self) -> dict[str, Any] | None:
+        """For the debug page; `None` when the pool does not come from there."""
+        return None if self._kube is None else self._kube.describe()
+
 
     def remote_state(self, now_s: float) -> dict[str, Any] | None:
         """For the debug page; `None` without a remote predictor."""

@@ -1,0 +1,89 @@
+"""Where the API server is and how to prove who we are: kubeconfig or pod, by the official client.
+
+The official client is loaded here and nowhere else, and only when Kubernetes is asked for: it costs half a second.
+It knows every way to authenticate (certificates, tokens, plugins that are executed) and renews what expires; requests
+go over aiohttp, since its own are synchronous.
+"""
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from epp.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """
+    Attributes:
+        url: of the API server, without a slash at its end.
+        tls: `None` over plain HTTP.
+        server_name: to verify instead of the URL's host.
+    """
+
+    url: str
+    tls: ssl.SSLContext | None
+    proxy: str | None
+    server_name: str | None
+    _configuration: Any
+
+    def headers(self) -> dict[str, str]:
+        """What proves who we are, renewed if it has expired. May run a program and wait for it."""
+        configuration = self._configuration
+        authorization = configuration.get_api_key_with_prefix("authorization") or (
+            configuration.get_basic_auth_token() if configuration.username else None
+        )
+        return {} if not authorization else {"Authorization": authorization}
+
+
+def load_access(kubeconfig: str | None, environ: Mapping[str, str] = os.environ) -> Access:
+    """
+    Args:
+        kubeconfig: a file; `None`: `$KUBECONFIG`, else what a pod is given, else `~/.kube/config`.
+
+    Raises:
+        Problem: none of them can be used.
+    """
+    from kubernetes import config
+    from kubernetes.client import Configuration
+
+    configuration = Configuration()
+    in_cluster = kubeconfig is None and not environ.get("KUBECONFIG") and environ.get("KUBERNETES_SERVICE_HOST")
+    try:
+        if in_cluster:
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            config.load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=kubeconfig, client_configuration=configuration, persist_config=False
+            )
+        return Access(
+            url=configuration.host.rstrip("/"),
+            tls=_tls(configuration),
+            proxy=configuration.proxy or None,
+            server_name=configuration.tls_server_name or None,
+            _configuration=configuration,
+        )
+    except (config.ConfigException, OSError, ssl.SSLError, ValueError, TypeError, KeyError) as error:
+        source = (
+            "the pod's service account" if in_cluster else kubeconfig or environ.get("KUBECONFIG") or "~/.kube/config"
+        )
+        raise Problem(
+            f"{source}: cannot be used to reach the API server: {' '.join(str(error).split())[:300]}; "
+            "give --kubeconfig FILE, or run in a pod with a service account"
+        ) from error
+
+
+def _tls(configuration: Any) -> ssl.SSLContext | None:
+    if not configuration.host.startswith("https"):
+        return None
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert or None)
+    # Python 3.13 asks for extensions that the CAs of many clusters, made years ago, do not have.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, configuration.key_file)
+    return context
