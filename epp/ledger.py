@@ -6,7 +6,7 @@ counters return to where they were, and no counter is ever below zero. An endpoi
 entries until its last stream has ended: when it comes back under the same id, what still runs there is still counted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -216,6 +216,10 @@ class Ledger:
         if self._peers is not None:
             for endpoint_id, counts in self._by_endpoint.items():
                 self._peers.publish(endpoint_id, counts.load)
+
+    def endpoints_in_flight(self, snapshot: Snapshot) -> Collection[str]:
+        """Ids of the endpoints of `snapshot` on which anything is in flight."""
+        return {snapshot.endpoints[row].id for row in np.flatnonzero(self.load(snapshot).requests)}
 
     def totals(self) -> InFlight:
         """Over all endpoints. A stream with two reservations counts as two requests."""

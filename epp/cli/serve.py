@@ -100,9 +100,20 @@ def add_serve(commands: Any) -> None:
         signals,
         "--refresh-metrics-interval",
         d.scrape_interval_s,
-        "between two reads of a metrics page (at least 50ms)",
+        "between two reads of a busy server's metrics page (at least 50ms)",
     )
-    add_duration(signals, "--metrics-staleness-threshold", d.staleness_s, "older scrapes do not count in pool gauges")
+    add_duration(
+        signals,
+        "--idle-metrics-interval",
+        d.idle_scrape_interval_s,
+        "the same of a server at which nothing happens; a request that is sent there ends its rest at once",
+    )
+    add_duration(
+        signals,
+        "--metrics-staleness-threshold",
+        d.staleness_s,
+        "what was last current longer ago does not count in pool gauges",
+    )
     add_duration(
         signals, "--refresh-prometheus-metrics-interval", d.pool_gauges_interval_s, "refresh of our own pool gauges"
     )
@@ -174,6 +185,7 @@ def _run(arguments: argparse.Namespace) -> int:
             max_request_body_bytes=arguments.max_request_body,
             request_timeout_s=arguments.request_timeout,
             scrape_interval_s=max(0.05, arguments.refresh_metrics_interval),
+            idle_scrape_interval_s=arguments.idle_metrics_interval,
             pool_gauges_interval_s=arguments.refresh_prometheus_metrics_interval,
             staleness_s=arguments.metrics_staleness_threshold,
             use_subset=not arguments.disable_endpoint_subset_filter,

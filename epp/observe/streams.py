@@ -2,7 +2,7 @@
 
 from epp.observe import buckets
 from epp.observe.families import Families
-from epp.signals.fetch import ScrapeErrorKind
+from epp.signals.errors import ScrapeErrorKind
 
 
 class StreamMetrics:

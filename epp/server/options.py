@@ -23,9 +23,10 @@ class ServeOptions:
         max_message_bytes: of one gRPC message that we receive.
         max_request_body_bytes: of one request body, over all its messages; beyond it the answer is 413.
         request_timeout_s: from a request's headers to the end of its body.
-        scrape_interval_s: between two reads of one endpoint's metrics page.
+        scrape_interval_s: between two reads of a busy endpoint's metrics page.
+        idle_scrape_interval_s: between two reads of an idle endpoint's.
         pool_gauges_interval_s: between two refreshes of our own pool gauges.
-        staleness_s: a scrape older than this does not count in pool gauges.
+        staleness_s: what has not been current for longer does not count in pool gauges.
         model_file: where what was learned of latency survives a restart; `None` keeps it in memory.
         training_server_url, prediction_server_urls: predictors in other processes to learn with (see
             `epp.server.remote`): where samples go, and where the model comes from; `None` and empty: none.
@@ -55,6 +56,7 @@ class ServeOptions:
     max_request_body_bytes: int = 64 * 2**20
     request_timeout_s: float = 60.0
     scrape_interval_s: float = 0.05
+    idle_scrape_interval_s: float = 1.0
     pool_gauges_interval_s: float = 5.0
     staleness_s: float = 2.0
     use_subset: bool = True

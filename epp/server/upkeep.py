@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from epp.server.remote import Outbox, RemotePredictor
 from epp.server.state import PickerState
 from epp.server.training import Trainer
 from epp.signals.engines import Engines
-from epp.signals.fetch import ScrapeErrorKind
+from epp.signals.errors import ScrapeErrorKind
+from epp.signals.pace import Pace
 from epp.signals.scraper import Scraper, ScrapeStats
 from epp.signals.settings import ScrapeSettings
 
@@ -59,7 +60,7 @@ class Upkeep:
             scheme=parameters.scheme,
             path=parameters.path,
             port=parameters.port,
-            interval_s=parameters.interval_s or self._options.scrape_interval_s,
+            pace=Pace(parameters.interval_s or self._options.scrape_interval_s, self._options.idle_scrape_interval_s),
             insecure_skip_verify=parameters.insecure_skip_verify,
             ca_cert_path=parameters.ca_cert_path,
             client_cert_path=parameters.client_cert_path,
@@ -68,11 +69,14 @@ class Upkeep:
         engines = Engines() if extractor is None else extractor.engines
         state = self._state
 
+        def in_flight() -> Collection[str]:
+            return state.ledger.endpoints_in_flight(state.store.snapshot())
+
         def count(kind: ScrapeErrorKind) -> None:
             state.metrics.signals.scrape_failed(kind, source.plugin_type, CoreMetricsExtractor.plugin_type)
 
         try:
-            return Scraper(state.store, settings, engines, state.clock, rng, count)
+            return Scraper(state.store, settings, engines, in_flight, state.clock, rng, count)
         except ValueError as error:
             raise Problem(f"{state.config.filename}: {source.name}: {error}") from error
 

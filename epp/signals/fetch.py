@@ -1,113 +1,155 @@
-"""Fetching one page over HTTP, and naming what can go wrong with it.
+"""One connection to one metrics page, kept open between readings.
 
-A page is bounded in time and in size, before and after unpacking. A redirect is an error: whoever follows one can be
-sent anywhere.
+A reading is one write of the same bytes and a few calls back: a picker reads pages thousands of times a second, and a
+client with sessions, cookies and redirects costs six times as much. A connection on which anything unexpected happened
+is closed; the next reading opens another.
 """
 
 import asyncio
 import ssl
-import zlib
-from enum import StrEnum
 
-import aiohttp
 from yarl import URL
 
-from epp.signals.settings import ScrapeSettings
-
-_MAX_DETAIL = 200
-
-# Packing costs the model server more than it saves on a local network, so it is not asked for.
-_HEADERS = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity", "User-Agent": "headroom-epp"}
+from epp.pool.endpoint import join_host_port
+from epp.signals.errors import ScrapeError, ScrapeErrorKind
+from epp.signals.response import PageResponse
 
 
-class ScrapeErrorKind(StrEnum):
-    """Why a scrape failed."""
+class PageConnection:
+    """Reads the page at `url`, one reading at a time.
 
-    TIMEOUT = "timeout"
-    CONNECTION = "connection"  # refused, reset, no route, name not found
-    TLS = "tls"
-    PROTOCOL = "protocol"  # not HTTP, or HTTP that breaks off
-    STATUS = "status"
-    REDIRECT = "redirect"
-    TOO_LARGE = "too_large"
-    ENCODING = "encoding"  # packed in a way that cannot be unpacked
-    NOT_METRICS = "not_metrics"
-    NO_ENGINE_METRICS = "no_engine_metrics"
-    INTERNAL = "internal"  # a fault of our own
-
-    @property
-    def page_was_read(self) -> bool:
-        """The page came; it is what it says that is of no use."""
-        return self in (ScrapeErrorKind.NOT_METRICS, ScrapeErrorKind.NO_ENGINE_METRICS)
-
-
-class ScrapeError(Exception):
-    """A scrape failed; the text is one short line for a log."""
-
-    def __init__(self, kind: ScrapeErrorKind, detail: str) -> None:
-        super().__init__(f"{kind}: {' '.join(detail.split())[:_MAX_DETAIL]}")
-        self.kind = kind
-
-
-def open_session(context: ssl.SSLContext | None) -> aiohttp.ClientSession:
-    """A session for one endpoint: one connection, kept open between scrapes, closed with the session."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=1, ssl=context or True),
-        headers=_HEADERS,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None),
-        auto_decompress=False,
-    )
-
-
-async def fetch_page(session: aiohttp.ClientSession, url: URL, settings: ScrapeSettings) -> bytes:
-    """The body of the page at `url`.
-
-    Raises:
-        ScrapeError: there is none within the settings' bounds.
+    Args:
+        context: for https; `None` for http.
+        timeout_s: for connecting, headers and body together.
+        max_page_bytes: a longer page, packed or unpacked, is an error.
     """
-    try:
-        async with asyncio.timeout(settings.timeout_s), session.get(url, allow_redirects=False) as response:
-            if 300 <= response.status < 400:
-                raise ScrapeError(ScrapeErrorKind.REDIRECT, f"HTTP {response.status}")
-            if response.status != 200:
-                raise ScrapeError(ScrapeErrorKind.STATUS, f"HTTP {response.status}")
-            return await _read_body(response, settings.max_page_bytes)
-    except TimeoutError as error:
-        raise ScrapeError(ScrapeErrorKind.TIMEOUT, f"nothing complete in {settings.timeout_s:g} s") from error
-    except aiohttp.ClientSSLError as error:
-        raise ScrapeError(ScrapeErrorKind.TLS, str(error)) from error
-    except (aiohttp.ClientConnectionError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None  # aiohttp's own text speaks of TLS without any
-        raise ScrapeError(ScrapeErrorKind.CONNECTION, reason or str(error) or type(error).__name__) from error
-    except aiohttp.ClientError as error:  # its text may quote what the server sent
-        raise ScrapeError(ScrapeErrorKind.PROTOCOL, type(error).__name__) from error
+
+    def __init__(self, url: URL, context: ssl.SSLContext | None, timeout_s: float, max_page_bytes: int) -> None:
+        self._host, self._port = url.raw_host or "", url.port or 0
+        self._context = context
+        self._timeout_s = timeout_s
+        self._max_page_bytes = max_page_bytes
+        self._request = _request(url)
+        self._wire: _Wire | None = None
+
+    def close(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    async def fetch(self) -> bytes:
+        """The body of the page.
+
+        Raises:
+            ScrapeError: there is none within the bounds.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._fetch()
+        except TimeoutError as error:
+            raise ScrapeError(ScrapeErrorKind.TIMEOUT, f"nothing complete in {self._timeout_s:g} s") from error
+        except OSError as error:
+            raise _scrape_error(error) from error
+
+    async def _fetch(self) -> bytes:
+        if self._wire is not None and self._wire.is_open:
+            wire = self._wire
+            try:
+                return await self._ask(wire)
+            except ScrapeError:
+                if not wire.was_lost_unheard:
+                    raise
+                # It was closing the connection when we asked, as a server may that keeps it open for a while only.
+        return await self._ask(await self._connect())
+
+    async def _ask(self, wire: "_Wire") -> bytes:
+        self._wire = None
+        try:
+            page = await wire.ask(self._request, PageResponse(self._max_page_bytes))
+        except BaseException:
+            wire.close()
+            raise
+        self._wire = wire
+        return page
+
+    async def _connect(self) -> "_Wire":
+        _, wire = await asyncio.get_running_loop().create_connection(
+            _Wire,
+            self._host,
+            self._port,
+            ssl=self._context,
+            server_hostname=self._host if self._context is not None else None,
+        )
+        return wire
 
 
-async def _read_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("identity", "gzip", "deflate"):
-        raise ScrapeError(ScrapeErrorKind.ENCODING, "Content-Encoding is none of identity, gzip, deflate")
-    if (response.content_length or 0) > max_bytes:
-        raise _too_large(max_bytes)
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-    if encoding == "identity":
-        return bytes(body)
-    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # 32: gzip or zlib, by its first bytes
-    try:
-        page = unpacker.decompress(body, max_bytes + 1)
-    except zlib.error as error:
-        raise ScrapeError(ScrapeErrorKind.ENCODING, str(error)) from error
-    if len(page) > max_bytes:
-        raise _too_large(max_bytes)
-    if not unpacker.eof or unpacker.unused_data:
-        raise ScrapeError(ScrapeErrorKind.ENCODING, "body is not one complete packed stream")
-    return page
+class _Wire(asyncio.Protocol):
+    """The connection itself."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.was_lost_unheard = False  # before a byte of the answer came
+        self._transport: asyncio.Transport | None = None
+        self._response: PageResponse | None = None
+        self._page: asyncio.Future[bytes] | None = None
+
+    async def ask(self, request: bytes, response: PageResponse) -> bytes:
+        assert self._transport is not None
+        self._response = response
+        self._page = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return await self._page
+
+    def close(self) -> None:
+        """At once: nothing that is still on its way is wanted."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._page is None or self._page.done() or self._response is None:
+            self.close()  # nobody asked
+            return
+        try:
+            page = self._response.feed(data)
+        except ScrapeError as error:
+            self.close()
+            self._page.set_exception(error)
+            return
+        if page is not None:
+            if not self._response.keeps_connection:
+                self.close()
+            self._page.set_result(page)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        if self._page is None or self._page.done() or self._response is None:
+            return
+        self.was_lost_unheard = self._response.is_unheard
+        try:
+            if error is not None:
+                raise _scrape_error(error)
+            self._page.set_result(self._response.end())
+        except ScrapeError as broken_off:
+            self._page.set_exception(broken_off)
 
 
-def _too_large(max_bytes: int) -> ScrapeError:
-    return ScrapeError(ScrapeErrorKind.TOO_LARGE, f"more than {max_bytes} bytes")
+def _scrape_error(error: Exception) -> ScrapeError:
+    if isinstance(error, ssl.SSLError):
+        return ScrapeError(ScrapeErrorKind.TLS, error.reason or str(error))
+    reason = error.strerror if isinstance(error, OSError) else None
+    return ScrapeError(ScrapeErrorKind.CONNECTION, reason or str(error) or type(error).__name__)
+
+
+def _request(url: URL) -> bytes:
+    # Packing costs the model server more than it saves on a local network, so it is not asked for.
+    host = url.raw_host or ""
+    shown = join_host_port(host, url.port or 0) if not url.is_default_port() else f"[{host}]" if ":" in host else host
+    return (
+        f"GET {url.raw_path_qs} HTTP/1.1\r\nHost: {shown}\r\nUser-Agent: headroom-epp\r\n"
+        "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n\r\n"
+    ).encode()

@@ -1,11 +1,12 @@
 """How metrics pages are fetched."""
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from yarl import URL
 
 from epp.pool.endpoint import Endpoint, join_host_port
+from epp.signals.pace import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class ScrapeSettings:
 
     Attributes:
         port: overrides the endpoint's own port; a metrics port that discovery gave to an endpoint overrides both.
-        interval_s: from the beginning of one scrape to the beginning of the next; longer for pages that are slow.
+        pace: how often.
         timeout_s: for connecting, headers and body together.
         max_page_bytes: a longer page, packed or unpacked, is an error.
         max_at_once: scrapes under way at any moment, over all endpoints.
@@ -25,7 +26,7 @@ class ScrapeSettings:
     scheme: str = "http"
     path: str = "/metrics"
     port: int | None = None
-    interval_s: float = 0.05
+    pace: Pace = field(default_factory=Pace)
     timeout_s: float = 1.0
     max_page_bytes: int = 8 << 20
     max_at_once: int = 512

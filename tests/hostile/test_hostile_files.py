@@ -17,7 +17,8 @@ from epp.pool.errors import DiscoveryError
 from epp.pool.file_format import MAX_FILE_BYTES, parse_endpoints_file
 from epp.pool.store import PoolStore
 from epp.signals.engines import BUILT_IN_ENGINES, Engines
-from epp.signals.fetch import ScrapeErrorKind
+from epp.signals.errors import ScrapeErrorKind
+from epp.signals.pace import Pace
 from epp.signals.page import PageReader
 from epp.signals.scraper import Scraper
 from epp.signals.settings import ScrapeSettings
@@ -132,8 +133,8 @@ async def test_a_page_of_100_mb_is_dropped_at_the_bound_and_the_endpoint_stays_u
     app.router.add_get("/metrics", endless)
     errors: Counter[ScrapeErrorKind] = Counter()
     store, clock = PoolStore(), asyncio.get_running_loop().time
-    settings = ScrapeSettings(interval_s=3600.0, timeout_s=60.0)
-    scraper = Scraper(store, settings, Engines(), clock, random.Random(1), lambda kind: errors.update([kind]))
+    settings = ScrapeSettings(pace=Pace(interval_s=3600.0), timeout_s=60.0)
+    scraper = Scraper(store, settings, Engines(), tuple, clock, random.Random(1), lambda kind: errors.update([kind]))
     async with TestServer(app, host="127.0.0.1") as server:
         store.replace([Endpoint("default", "a", "127.0.0.1", server.port or 0)])
         tracemalloc.start()

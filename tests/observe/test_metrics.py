@@ -19,7 +19,7 @@ from epp.pool.snapshot import EndpointSignals, Snapshot
 from epp.scheduling.cycle import Cycle, Observation
 from epp.scheduling.decision import Decision, Denial
 from epp.scheduling.plugin import IgnoredParameters, Plugin, Services
-from epp.signals.fetch import ScrapeErrorKind
+from epp.signals.errors import ScrapeErrorKind
 
 REQUEST = Request(
     id="stream-1", model="llama", target_model="llama-v2", fairness_id="tenant", priority=-1, body_bytes=100

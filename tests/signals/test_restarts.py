@@ -9,6 +9,7 @@ from epp.pool.endpoint import Endpoint
 from epp.pool.store import PoolStore
 from epp.signals.engines import BUILT_IN_ENGINES, Engines
 from epp.signals.mapping import totals
+from epp.signals.pace import Pace
 from epp.signals.page import PageReader, unlabelled_value
 from epp.signals.restarts import PROCESS_START, Restarts
 from epp.signals.scraper import Scraper
@@ -66,8 +67,8 @@ def test_totals_of_all_ranks_are_added_and_a_broken_one_is_left_out():
 
 async def test_a_simulated_server_restarted_in_place_counts_one_restart():
     store, clock = PoolStore(), asyncio.get_running_loop().time
-    settings = ScrapeSettings(interval_s=0.01, timeout_s=30.0)
-    scraper = Scraper(store, settings, Engines(), clock, random.Random(1), lambda kind: None)
+    settings = ScrapeSettings(pace=Pace(0.01), timeout_s=30.0)
+    scraper = Scraper(store, settings, Engines(), tuple, clock, random.Random(1), lambda kind: None)
 
     async def restarts_become(value):
         async with asyncio.timeout(20):

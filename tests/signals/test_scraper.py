@@ -23,8 +23,9 @@ from epp.pool.endpoint import Endpoint
 from epp.pool.snapshot import UNKNOWN_SIGNALS, EndpointSignals
 from epp.pool.store import PoolStore
 from epp.signals.engines import Engines
-from epp.signals.fetch import ScrapeErrorKind
-from epp.signals.scraper import FAILING_AFTER, Scraper, ScrapeStats, pause_s
+from epp.signals.errors import ScrapeErrorKind
+from epp.signals.pace import Pace
+from epp.signals.scraper import FAILING_AFTER, Scraper, ScrapeStats
 from epp.signals.settings import ScrapeSettings
 
 PAGE = """\
@@ -32,7 +33,8 @@ vllm:num_requests_running{engine="0"} 4.0
 vllm:num_requests_waiting{engine="0"} 20.0
 vllm:kv_cache_usage_perc{engine="0"} 0.5
 """
-FAST = ScrapeSettings(interval_s=0.01, timeout_s=30.0)
+ALWAYS = Pace(0.01, idle_interval_s=0.01)
+FAST = ScrapeSettings(pace=ALWAYS, timeout_s=30.0)
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -109,7 +111,7 @@ async def lab(settings: ScrapeSettings = FAST) -> AsyncIterator[Lab]:
         errors[kind] += 1
 
     clock = asyncio.get_running_loop().time
-    scraper = Scraper(store, settings, Engines(), clock, random.Random(7), count)
+    scraper = Scraper(store, settings, Engines(), tuple, clock, random.Random(7), count)
     async with AsyncExitStack() as servers:
         run = asyncio.create_task(scraper.run())
         await asyncio.sleep(0)
@@ -155,7 +157,7 @@ async def test_a_page_that_hangs_delays_no_other() -> None:
 
 
 async def test_servers_that_keep_hanging_leave_the_slots_to_the_healthy() -> None:
-    async with lab(ScrapeSettings(interval_s=0.01, timeout_s=0.3, max_at_once=4)) as at:
+    async with lab(ScrapeSettings(pace=ALWAYS, timeout_s=0.3, max_at_once=4)) as at:
         server = await at.serve("hanging-0", hang)
         for number in range(1, 10):
             at.add(f"hanging-{number}", server.port or 0)
@@ -423,7 +425,7 @@ async def test_cancelling_closes_everything() -> None:
     app.router.add_get("/metrics", hang)
     async with TestServer(app, host="127.0.0.1") as server:
         clock = asyncio.get_running_loop().time
-        scraper = Scraper(store, FAST, Engines(), clock, random.Random(7), lambda kind: None)
+        scraper = Scraper(store, FAST, Engines(), tuple, clock, random.Random(7), lambda kind: None)
         before = asyncio.all_tasks()
         run = asyncio.create_task(scraper.run())
         store.replace([Endpoint("default", "a", "127.0.0.1", server.port or 0)])
@@ -488,23 +490,3 @@ def test_the_page_is_where_endpoint_and_settings_say() -> None:
     assert str(ScrapeSettings(port=9000, path="/m?x=1").url(six)) == "http://[fd00::10]:9000/m?x=1"
     apart = replace(six, metrics_host="metrics.example", metrics_port=9100)
     assert str(ScrapeSettings(scheme="https", port=9000).url(apart)) == "https://metrics.example:9100/metrics"
-
-
-@pytest.mark.parametrize(
-    ("failures", "took_s", "pause"),
-    [
-        (0, 0.01, 0.04),  # begins an interval after the last one began
-        (0, 0.3, 0.3),  # a slow page rests as long as it took
-        (1, 0.0, 0.1),
-        (3, 0.0, 0.4),
-        (1000, 0.0, 1.0),
-        (2, 1.5, 1.5),
-    ],
-)
-def test_the_slow_and_the_failing_are_asked_less_often(failures: int, took_s: float, pause: float) -> None:
-    stats = ScrapeStats(consecutive_failures=failures, last_duration_s=took_s)
-    assert pause_s(0.05, stats) == pytest.approx(pause)
-
-
-def test_failing_never_makes_scrapes_more_frequent() -> None:
-    assert pause_s(30.0, ScrapeStats(consecutive_failures=9, last_duration_s=0.0)) == 30.0
