@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 
 from epp.problem import Problem
@@ -88,6 +89,19 @@ class UnixAddress:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             if probe.connect_ex(self.path) == 0:
                 raise self.cannot_listen(OSError(errno.EADDRINUSE, ""))
+
+    def listener(self, backlog: int) -> socket.socket:
+        """A socket that listens here, in place of one that a dead process left behind. Raises `OSError`."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(self.path)
+            listener.listen(backlog)
+        except OSError:
+            listener.close()
+            raise
+        return listener
 
     def cannot_listen(self, error: OSError) -> CannotListen:
         return CannotListen(self.path, self.flag, reason_of(error))

@@ -12,7 +12,7 @@ from epp.server.lean.health import health_methods
 from epp.server.lean.limits import LeanOptions
 from epp.server.lean.protocol import CLOSING_TIMEOUT_S, LeanProtocol
 from epp.server.lean.stream import Method
-from epp.server.listen import Address, TcpAddress, UnixAddress
+from epp.server.listen import Address, UnixAddress
 from epp.server.transport import METHOD, ExchangeFactory, StreamObserver
 
 BACKLOG = 1024
@@ -57,7 +57,7 @@ class LeanServer:
         for address in self._addresses:
             address.check_free()
             try:
-                listener = _bind(address)
+                listener = address.listener(BACKLOG)
             except OSError as error:  # somebody took it since it was checked
                 raise address.cannot_listen(error) from error
             await self._listen(address, listener)
@@ -156,17 +156,3 @@ def lean_server(
     """The ext_proc service and, on the same port, health. `on_connections`: see `LeanServer`."""
     methods = {METHOD.encode(): Method(exchanges, observer), **health_methods(HealthService(health))}
     return LeanServer(methods, addresses, tls=tls, options=options, on_connections=on_connections)
-
-
-def _bind(address: Address) -> socket.socket:
-    if isinstance(address, TcpAddress):
-        return address.listener(BACKLOG)
-    with suppress(FileNotFoundError):
-        os.unlink(address.path)  # a dead process left it behind, as was checked
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(address.path)
-    except OSError:
-        listener.close()
-        raise
-    return listener
