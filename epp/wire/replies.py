@@ -1,21 +1,27 @@
-"""Writes what we say: serialized `ProcessingResponse`s that hold only what changes, never an echo of headers."""
+"""Writes what we say: serialized `ProcessingResponse`s that hold only what changes, never an echo of headers.
+
+Nearly all replies are the same few over and over: an empty one, a route to one of the pool's endpoints, a chunk that is
+passed on as it came. So they are written by hand, field by field, and what comes again is written once: the empty ones
+for good, routes by destination, and what stands before a chunk by its length.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import cast
 
 from epp.wire import ext_proc_pb2 as pb
+from epp.wire import inner
 from epp.wire.events import BodyMode, Headers, Rejection, RequestReady, Route
+from epp.wire.inner import CONTENT_LENGTH, header_mutation, set_header
 from epp.wire.names import DESTINATION, DESTINATION_SCORES, LB_NAMESPACE, STRIPPED_FROM_CLIENTS
+from epp.wire.protobuf import field, varint
 from epp.wire.table import Kind, Side
 
 # Envoy takes pieces of any size; proxies with a cap of 64 KiB per message do not. llm-d uses the same number.
 MAX_PIECE_BYTES = 62_000
 
-# Envoy fails a request whose header mutation exceeds its own limit of headers, 100 by default.
-MAX_SET_HEADERS = 100
-
-_CONTENT_LENGTH = "content-length"
+_STRIPPED = frozenset(STRIPPED_FROM_CLIENTS)
 
 # The nearest gRPC status of an HTTP status that we may answer; any other is UNKNOWN (2).
 _GRPC_STATUS = {
@@ -38,30 +44,43 @@ _GRPC_STATUS = {
 }
 
 
+# --- the fields that we write: tags, which are a field's number and wire type -----------------------------------------
+
+# Of `ProcessingResponse`, by the part of a message that it answers:
+_HEADERS_REPLY = {Side.REQUEST: 0x0A, Side.RESPONSE: 0x12}
+_BODY_REPLY = {Side.REQUEST: 0x1A, Side.RESPONSE: 0x22}
+_TRAILERS_REPLY = {Side.REQUEST: 0x2A, Side.RESPONSE: 0x32}
+_DYNAMIC_METADATA = 0x42
+# Of the answer to headers or a body, and what is in it (`CommonResponse`):
+_RESPONSE = 0x0A
+_HEADER_MUTATION = 0x12
+_BODY_MUTATION = 0x1A
+_CLEAR_ROUTE_CACHE = b"\x28\x01"
+# `BodyMutation` and `StreamedBodyResponse`:
+_BODY = 0x0A
+_CLEAR_BODY = b"\x10\x01"
+_STREAMED_RESPONSE = 0x1A
+_END_OF_STREAM = b"\x10\x01"
+
+# --- the replies ------------------------------------------------------------------------------------------------------
+
+
 # The reply that changes nothing, to each part of a message.
-_EMPTY_HEADERS = {
-    Side.REQUEST: pb.ProcessingResponse(request_headers=pb.HeadersResponse()).SerializeToString(),
-    Side.RESPONSE: pb.ProcessingResponse(response_headers=pb.HeadersResponse()).SerializeToString(),
-}
-_EMPTY_BODY = {
-    Side.REQUEST: pb.ProcessingResponse(request_body=pb.BodyResponse()).SerializeToString(),
-    Side.RESPONSE: pb.ProcessingResponse(response_body=pb.BodyResponse()).SerializeToString(),
-}
-_EMPTY_TRAILERS = {
-    Side.REQUEST: pb.ProcessingResponse(request_trailers=pb.TrailersResponse()).SerializeToString(),
-    Side.RESPONSE: pb.ProcessingResponse(response_trailers=pb.TrailersResponse()).SerializeToString(),
-}
 _EMPTY = {
-    Kind.HEADERS: _EMPTY_HEADERS,
-    Kind.HEADERS_END: _EMPTY_HEADERS,
-    Kind.BODY: _EMPTY_BODY,
-    Kind.BODY_END: _EMPTY_BODY,
-    Kind.TRAILERS: _EMPTY_TRAILERS,
+    (side, kind): field(tags[side], b"")
+    for kind, tags in {
+        Kind.HEADERS: _HEADERS_REPLY,
+        Kind.HEADERS_END: _HEADERS_REPLY,
+        Kind.BODY: _BODY_REPLY,
+        Kind.BODY_END: _BODY_REPLY,
+        Kind.TRAILERS: _TRAILERS_REPLY,
+    }.items()
+    for side in Side
 }
 
 
 def empty(side: Side, kind: Kind) -> bytes:
-    return _EMPTY[kind][side]
+    return _EMPTY[side, kind]
 
 
 def route(route: Route, mode: BodyMode, kind: Kind, request: RequestReady) -> list[bytes]:
@@ -80,42 +99,65 @@ def route(route: Route, mode: BodyMode, kind: Kind, request: RequestReady) -> li
 
 
 def _route(route: Route, mode: BodyMode, kind: Kind, headers: Headers, new_body: Sequence[bytes] | None) -> bytes:
-    reply = pb.ProcessingResponse()
     if kind is Kind.TRAILERS:
         # Too late for headers; the metadata still routes where Envoy reads it.
-        reply.request_trailers.SetInParent()
-    else:
-        is_body = kind in (Kind.BODY, Kind.BODY_END)
-        common = reply.request_body.response if is_body else reply.request_headers.response
-        common.clear_route_cache = True
+        return empty(Side.REQUEST, kind) + _metadata(route)
+    is_body = kind in (Kind.BODY, Kind.BODY_END)
+    to_remove: Sequence[str] = ()
+    if not _STRIPPED.isdisjoint(headers.last_values):
+        to_remove = [name for name in STRIPPED_FROM_CLIENTS if name in headers]
+    if route.set_headers or to_remove or route.remove_headers or new_body is not None:
+        to_remove = [*to_remove, *route.remove_headers]
+        if new_body is not None and mode is not BodyMode.BUFFERED:
+            to_remove.append(CONTENT_LENGTH)
         to_set = {DESTINATION: route.destination}
         for name, value in route.set_headers.items():
             to_set.setdefault(name.lower(), value)
-        to_remove = [name for name in STRIPPED_FROM_CLIENTS if name in headers]
-        to_remove.extend(route.remove_headers)
-        if new_body is not None and mode is not BodyMode.BUFFERED:
-            to_remove.append(_CONTENT_LENGTH)
-        _mutate(common.header_mutation, to_set, to_remove)
-        if new_body is not None and is_body:
-            _replace_body(common, b"".join(new_body), mode)
-    lb = reply.dynamic_metadata.fields[LB_NAMESPACE].struct_value.fields
-    lb[DESTINATION].string_value = route.destination
-    if route.scores is not None:
-        scores = lb[DESTINATION_SCORES].struct_value
-        scores.SetInParent()
-        for address, score in route.scores.items():
-            if math.isfinite(score):
-                scores.fields[address].number_value = score
-    return reply.SerializeToString()
+        body = b"".join(new_body) if new_body is not None and is_body else None
+        answer = _changed(is_body, header_mutation(to_set, to_remove), body, mode)
+    else:
+        answer = _only_route(route.destination, is_body)
+    return answer + _metadata(route)
+
+
+@lru_cache(4096)
+def _only_route(destination: str, is_body: bool) -> bytes:
+    """The answer to a request's headers or body that changes nothing but where it goes."""
+    return _changed(is_body, header_mutation({DESTINATION: destination}), None, BodyMode.NONE)
+
+
+def _changed(is_body: bool, mutation: bytes, body: bytes | None, mode: BodyMode) -> bytes:
+    """The answer to a request's headers or body that changes its headers, and with it the route."""
+    tags = _BODY_REPLY if is_body else _HEADERS_REPLY
+    changes = _common(mutation, body, mode) + _CLEAR_ROUTE_CACHE
+    return field(tags[Side.REQUEST], field(_RESPONSE, changes))
+
+
+def _metadata(route: Route) -> bytes:
+    """What goes with a route into Envoy's dynamic metadata."""
+    if route.scores is None:
+        return _only_destination(route.destination)
+    scores = (inner.entry(address, inner.number(s)) for address, s in route.scores.items() if math.isfinite(s))
+    return _lb_metadata(
+        inner.entry(DESTINATION, inner.string(route.destination)),
+        inner.entry(DESTINATION_SCORES, inner.struct_of(*scores)),
+    )
+
+
+@lru_cache(4096)
+def _only_destination(destination: str) -> bytes:
+    return _lb_metadata(inner.entry(DESTINATION, inner.string(destination)))
+
+
+def _lb_metadata(*entries: bytes) -> bytes:
+    return field(_DYNAMIC_METADATA, inner.entry(LB_NAMESPACE, inner.struct_of(*entries)))
 
 
 def response_headers(set_headers: Mapping[str, str], remove_content_length: bool) -> bytes:
     if not set_headers and not remove_content_length:
         return empty(Side.RESPONSE, Kind.HEADERS)
-    reply = pb.ProcessingResponse()
-    to_remove = [_CONTENT_LENGTH] if remove_content_length else []
-    _mutate(reply.response_headers.response.header_mutation, set_headers, to_remove)
-    return reply.SerializeToString()
+    mutation = header_mutation(set_headers, [CONTENT_LENGTH] if remove_content_length else [])
+    return field(_HEADERS_REPLY[Side.RESPONSE], field(_RESPONSE, field(_HEADER_MUTATION, mutation)))
 
 
 def streamed_body(side: Side, parts: Iterable[bytes], end: bool) -> list[bytes]:
@@ -124,32 +166,39 @@ def streamed_body(side: Side, parts: Iterable[bytes], end: bool) -> list[bytes]:
     if end and not pieces:
         pieces.append(b"")
     replies = []
-    for i, piece in enumerate(pieces):
-        reply = pb.ProcessingResponse()
-        part = reply.request_body if side is Side.REQUEST else reply.response_body
-        streamed = part.response.body_mutation.streamed_response
-        streamed.body = piece
-        streamed.end_of_stream = end and i == len(pieces) - 1
-        replies.append(reply.SerializeToString())
+    for left, piece in zip(range(len(pieces) - 1, -1, -1), pieces, strict=True):
+        ends = end and not left
+        # One copy of the bytes, from where they are to where they go.
+        replies.append(b"".join((_streamed_head(side, len(piece), ends), piece, _END_OF_STREAM if ends else b"")))
     return replies
+
+
+def streamed_chunk(side: Side, data: bytes, end: bool) -> bytes:
+    """What `streamed_body` makes of a chunk that is one piece, and not empty unless it is the end."""
+    if end:
+        return _streamed_head(side, len(data), True) + data + _END_OF_STREAM
+    return _streamed_head(side, len(data), False) + data
+
+
+@lru_cache(4096)
+def _streamed_head(side: Side, size: int, ends: bool) -> bytes:
+    """What stands before a piece of so many bytes."""
+    head = b"%c%b" % (_BODY, varint(size)) if size else b""
+    following = size + (len(_END_OF_STREAM) if ends else 0)
+    for tag in (_STREAMED_RESPONSE, _BODY_MUTATION, _RESPONSE, _BODY_REPLY[side]):
+        head = b"%c%b%b" % (tag, varint(len(head) + following), head)
+    return head
 
 
 def replaced_chunk(body: bytes) -> bytes:
     """The reply to a response chunk in STREAMED that puts other bytes, or none, in its place."""
-    reply = pb.ProcessingResponse()
-    mutation = reply.response_body.response.body_mutation
-    if body:
-        mutation.body = body
-    else:
-        mutation.clear_body = True
-    return reply.SerializeToString()
+    mutation = field(_BODY, body) if body else _CLEAR_BODY
+    return field(_BODY_REPLY[Side.RESPONSE], field(_RESPONSE, field(_BODY_MUTATION, mutation)))
 
 
 def replaced_body(body: bytes, mode: BodyMode) -> bytes:
     """The reply to a whole response body that puts another one in its place; in BUFFERED its length too."""
-    reply = pb.ProcessingResponse()
-    _replace_body(reply.response_body.response, body, mode)
-    return reply.SerializeToString()
+    return field(_BODY_REPLY[Side.RESPONSE], field(_RESPONSE, _common(b"", body, mode)))
 
 
 def immediate(rejection: Rejection, grpc: bool) -> bytes:
@@ -167,7 +216,7 @@ def immediate(rejection: Rejection, grpc: bool) -> bytes:
         headers.pop("content-type", None)
     else:
         headers.setdefault("content-type", "application/json")
-    _mutate(answer.headers, headers)
+    answer.headers.MergeFromString(header_mutation(headers))
     answer.body = rejection.body
     answer.details = rejection.details
     return reply.SerializeToString()
@@ -178,38 +227,21 @@ def is_grpc(headers: Headers) -> bool:
     return content_type == "application/grpc" or content_type.startswith(("application/grpc+", "application/grpc;"))
 
 
-def _mutate(mutation: pb.HeaderMutation, to_set: Mapping[str, str], to_remove: Iterable[str] = ()) -> None:
-    """Fill in a mutation. What is set is not removed; a content-length follows from a body and is nobody's to set."""
-    if len(to_set) > MAX_SET_HEADERS:
-        raise ValueError(f"more than {MAX_SET_HEADERS} headers to set")
-    names = set()
-    for name, value in to_set.items():
-        name = name.lower()
-        if name != _CONTENT_LENGTH:
-            _set_header(mutation, name, value)
-            names.add(name)
-    mutation.remove_headers.extend(dict.fromkeys(name for name in map(str.lower, to_remove) if name not in names))
+def _common(mutation: bytes, body: bytes | None, mode: BodyMode) -> bytes:
+    """The changes of headers, and those that come with another body."""
+    if body is None:
+        return field(_HEADER_MUTATION, mutation)
+    if mode is BodyMode.BUFFERED:  # only there does the content-length stay with the message, and must match
+        mutation += set_header(CONTENT_LENGTH, str(len(body)))
+    # An empty body is still one that takes the place of another.
+    return field(_HEADER_MUTATION, mutation) + field(_BODY_MUTATION, field(_BODY, body))
 
 
-def _set_header(mutation: pb.HeaderMutation, name: str, value: str) -> None:
-    option = mutation.set_headers.add()
-    option.header.key = name
-    option.header.raw_value = value.encode(errors="replace")
-    # Said in full: Envoy's default here is not the one that its API documents.
-    option.append_action = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
-
-
-def _replace_body(common: pb.CommonResponse, body: bytes, mode: BodyMode) -> None:
-    """Only in BUFFERED does the content-length stay with the message, and must match."""
-    common.body_mutation.body = body
-    if mode is BodyMode.BUFFERED:
-        _set_header(common.header_mutation, _CONTENT_LENGTH, str(len(body)))
-
-
-def _pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+def _pieces(parts: Iterable[bytes]) -> Iterator[bytes | memoryview]:
     for part in parts:
         if len(part) > MAX_PIECE_BYTES:
+            view = memoryview(part)
             for start in range(0, len(part), MAX_PIECE_BYTES):
-                yield part[start : start + MAX_PIECE_BYTES]
+                yield view[start : start + MAX_PIECE_BYTES]
         elif part:
             yield part

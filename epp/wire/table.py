@@ -26,12 +26,12 @@ Run as a program it prints itself as Markdown: `python -m epp.wire.table`.
 """
 
 from collections.abc import Iterator, Mapping
-from enum import Enum, StrEnum
+from enum import StrEnum
 
 from epp.wire.events import BodyMode
 
 
-class Side(Enum):
+class Side(StrEnum):
     REQUEST = "request"
     RESPONSE = "response"
 
