@@ -7,6 +7,7 @@ is closed; the next reading opens another.
 
 import asyncio
 import ssl
+from typing import cast
 
 from yarl import URL
 
@@ -107,8 +108,7 @@ class _Wire(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
 
     def data_received(self, data: bytes) -> None:
         if self._page is None or self._page.done() or self._response is None:
