@@ -1,0 +1,261 @@
+"""Envoy with a picker, and Envoy alone, before the same model servers: what one request costs each of them.
+
+    with Rig(Setup(endpoints=100)) as rig:
+        with_picker = rig.through(Load(rig.port, connections=64))
+        alone = rig.alone(Load(rig.alone_port, connections=64))
+
+The picker has one core for itself; Envoy, load and model servers share the others. A figure is CPU time of a process
+between two marks of the load generator, divided by the requests completed between them.
+"""
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from benchmarks._report import cpu_seconds
+from benchmarks.load.programs import Load, LoadError, LoadResult, Upstream, run_load
+from epp.sim.bootstraps import Bootstrap, render_bootstrap
+from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
+from epp.sim.envoyproxy import EnvoyProxy
+from epp.sim.picker_process import PickerProcess
+
+RANDOM_CONFIG = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+  - type: random-picker
+schedulingProfiles:
+  - name: default
+    plugins:
+      - {pluginRef: random-picker}
+"""
+PROFILES: Mapping[str, str | None] = {"random": RANDOM_CONFIG, "llm-d": None, "predicted": PREDICTED_LATENCY_CONFIG}
+NEVER = "24h"
+_MODEL_TIMEOUT_S = 40.0
+
+
+# --- cores ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Who runs where. With a single core all share it."""
+
+    picker: frozenset[int]
+    rest: frozenset[int]
+
+    @classmethod
+    def split(cls, for_picker: int = 1) -> "Cores":
+        """The last cores that this process may use for the picker, the others for everything else."""
+        usable = sorted(os.sched_getaffinity(0))
+        taken = min(for_picker, max(1, len(usable) - 1))
+        return cls(frozenset(usable[-taken:]), frozenset(usable[:-taken] or usable))
+
+
+@contextmanager
+def pinned(cores: frozenset[int]) -> Iterator[None]:
+    """Whatever is started within, and this thread, runs on these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+# --- one measurement --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """
+    Attributes:
+        cpu_us: by process, per completed request.
+        busy_ratio: by process, of one core.
+    """
+
+    result: LoadResult
+    cpu_us: Mapping[str, float]
+    busy_ratio: Mapping[str, float]
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.result.completed / self.result.seconds
+
+    @property
+    def chunks_per_request(self) -> float:
+        return self.result.chunks / self.result.completed
+
+
+def measure(load: Load, processes: Mapping[str, Sequence[int]]) -> Sample:
+    """Send the load and see what it costs whom.
+
+    Args:
+        processes: pids by name; those of one name are summed.
+
+    Raises:
+        LoadError: a request failed, or none was completed.
+    """
+    readings: list[dict[str, float]] = []
+
+    def read() -> None:
+        readings.append({name: sum(map(cpu_seconds, pids)) for name, pids in processes.items()})
+
+    result = run_load(load, read)
+    if not result.completed:
+        raise LoadError(f"no request was completed within {load.seconds:g} s")
+    spent = {name: readings[1][name] - readings[0][name] for name in processes}
+    return Sample(
+        result,
+        {name: cpu_s / result.completed * 1e6 for name, cpu_s in spent.items()},
+        {name: cpu_s / result.seconds for name, cpu_s in spent.items()},
+    )
+
+
+# --- the stack --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is started.
+
+    Attributes:
+        profile: of `PROFILES`.
+        bootstrap: `recommended` or `gateway`.
+        scraping: whether the picker reads metrics pages; without, it reads each once.
+        picker_flags: more flags of `epp serve`.
+        picker_cores: how many cores it may use.
+    """
+
+    profile: str = "llm-d"
+    bootstrap: str = "recommended"
+    transport: str = "lean"
+    endpoints: int = 10
+    scraping: bool = False
+    picker_flags: tuple[str, ...] = field(default=())
+    picker_cores: int = 1
+
+
+def bootstrap_without_picker(endpoints: Sequence[str]) -> Bootstrap:
+    """The recommended bootstrap without its filters: Envoy takes turns among the servers."""
+    config = render_bootstrap("recommended", epp_address="127.0.0.1:1", endpoints=endpoints)
+    resources = config["static_resources"]
+    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["http_filters"] = manager["http_filters"][-1:]
+    manager.pop("access_log", None)
+    (servers,) = (cluster for cluster in resources["clusters"] if cluster["name"] == "model_servers")
+    servers["load_balancing_policy"] = {
+        "policies": [
+            {
+                "typed_extension_config": {
+                    "name": "envoy.load_balancing_policies.round_robin",
+                    "typed_config": {
+                        "@type": "type.googleapis.com/envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin"
+                    },
+                }
+            }
+        ]
+    }
+    resources["clusters"] = [servers]
+    return config
+
+
+class Rig:
+    """A context manager around all the processes.
+
+    Args:
+        upstream: model servers that run already and go on running; by default its own.
+        envoy_threads: of the Envoy with a picker.
+
+    Attributes:
+        port, alone_port: of the two Envoys.
+    """
+
+    def __init__(self, setup: Setup, upstream: Upstream | None = None, envoy_threads: int | None = None) -> None:
+        self.setup = setup
+        self.cores = Cores.split(setup.picker_cores)
+        self._upstream = upstream
+        self._envoy_threads = envoy_threads or len(self.cores.rest)
+        self._exit = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headroom-bench-")))
+            self._runner = stack.enter_context(asyncio.Runner())
+            if self._upstream is None:
+                with pinned(self.cores.rest):
+                    self._upstream = stack.enter_context(Upstream())
+            addresses = self._upstream.addresses(self.setup.endpoints)
+            self._start_picker(stack, addresses)
+            with pinned(self.cores.rest):
+                bootstrap = render_bootstrap(
+                    self.setup.bootstrap,
+                    epp_address=f"127.0.0.1:{self.picker.ports['grpc']}",
+                    epp_tls=False,
+                    endpoints=addresses,
+                )
+                self.envoy = stack.enter_context(EnvoyProxy(bootstrap, concurrency=self._envoy_threads))
+                self._alone = stack.enter_context(
+                    EnvoyProxy(bootstrap_without_picker(addresses), concurrency=self._envoy_threads)
+                )
+            self.port = urlsplit(self.envoy.url).port or 0
+            self.alone_port = urlsplit(self._alone.url).port or 0
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._exit.close()
+
+    def _start_picker(self, stack: ExitStack, addresses: Sequence[str]) -> None:
+        flags = ["--endpoints", ",".join(addresses), "--transport", self.setup.transport, "--secure-serving=false"]
+        config = PROFILES[self.setup.profile]
+        if config is not None:
+            flags += ["--config-text", config]
+        if not self.setup.scraping:
+            flags += ["--refresh-metrics-interval", NEVER]
+        self.picker = PickerProcess(self._folder, [*flags, *self.setup.picker_flags])
+        with pinned(self.cores.picker):
+            stack.callback(lambda: self._runner.run(self.picker.stop()))
+            self._runner.run(self.picker.start())
+
+    # --- what is asked of it ------------------------------------------------------------------------------------------
+
+    def through(self, load: Load) -> Sample:
+        """Envoy with the picker: costs of `picker` and `envoy`."""
+        with pinned(self.cores.rest):
+            return measure(replace(load, port=self.port), {"picker": self.picker_pids(), "envoy": [self.envoy.pid]})
+
+    def alone(self, load: Load) -> Sample:
+        """Envoy without one: cost of `envoy`."""
+        with pinned(self.cores.rest):
+            return measure(replace(load, port=self.alone_port), {"envoy": [self._alone.pid]})
+
+    def idle_picker_ratio(self, seconds: float = 1.0) -> float:
+        """CPU of the picker without any request, of one core."""
+        before = sum(map(cpu_seconds, self.picker_pids()))
+        time.sleep(seconds)
+        return (sum(map(cpu_seconds, self.picker_pids())) - before) / seconds
+
+    def picker_pids(self) -> list[int]:
+        return [self.picker.pid]
+
+    def picker_state(self) -> Any:
+        return self._runner.run(self.picker.state())
+
+    def learn(self, load: Load) -> None:
+        """Send the load until a profile that predicts has trained a model. Raises `LoadError` if it never does."""
+        deadline = time.monotonic() + _MODEL_TIMEOUT_S
+        while not (self.picker_state()["predictor"] or {}).get("model_version"):
+            if time.monotonic() > deadline:
+                raise LoadError(f"no latency model was trained within {_MODEL_TIMEOUT_S:g} s")
+            self.through(load)
+        with suppress(LoadError):  # once more, with the model
+            self.through(load)

