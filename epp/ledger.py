@@ -17,8 +17,7 @@ from epp.inference.request import Usage
 from epp.pool.snapshot import FloatArray, Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a routed request ended, as far as it is known. `None`: not known.
 
     Attributes:

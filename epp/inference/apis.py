@@ -6,6 +6,7 @@ equals the parser listed first. The passthrough parser owns no suffix and takes 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 
 from epp.inference.request import Api, ErrorStyle
@@ -43,6 +44,9 @@ WHOLE_PATHS: Mapping[str, Mapping[str, Api]] = MappingProxyType(
 DEFAULT_PARSERS = ("openai-parser", "anthropic-parser", "vllmhttp-parser", PASSTHROUGH)
 
 
+_REMEMBERED_PATHS = 128
+
+
 class Parsers:
     """The configured parsers, by type. Raises `ValueError` for a type that does not exist."""
 
@@ -58,9 +62,14 @@ class Parsers:
                 self._whole.setdefault(whole, api)
         self._fallback = Api.OPAQUE if PASSTHROUGH in types else None
         self._longest = max((suffix.count("/") + 1 for suffix in self._suffixes), default=0)
+        # Clients ask for the same few paths again and again. The bound is against those that do not.
+        self._remembered = lru_cache(maxsize=_REMEMBERED_PATHS)(self._find)
 
     def api_for(self, path: str) -> Api | None:
         """The API of a request path (`:path`, query and all); `None` when no parser takes it."""
+        return self._remembered(path)
+
+    def _find(self, path: str) -> Api | None:
         whole = _bare(path)
         if whole in self._whole:
             return self._whole[whole]
@@ -74,7 +83,7 @@ class Parsers:
 
 def is_render(path: str) -> bool:
     """The path asks only how a prompt would be rendered and tokenized; nothing is generated."""
-    return f"/{_bare(path)}".endswith("/completions/render")
+    return "render" in path and f"/{_bare(path)}".endswith("/completions/render")
 
 
 def error_style_of(api: Api | None) -> ErrorStyle:

@@ -24,11 +24,14 @@ def chat(body: Mapping[str, object]) -> tuple[Prompt, ...]:
         if not isinstance(message, dict):
             prompt.content(message)
             continue
+        has_more = len(message) > ("role" in message) + ("content" in message)  # as a rule it has not
         prompt.text(message.get("role"))
-        prompt.text(message.get("reasoning_content") or message.get("reasoning"))
+        if has_more:
+            prompt.text(message.get("reasoning_content") or message.get("reasoning"))
         prompt.content(message.get("content"))
-        prompt.json(message.get("tool_calls"))
-        prompt.json(message.get("function_call"))
+        if has_more:
+            prompt.json(message.get("tool_calls"))
+            prompt.json(message.get("function_call"))
     return prompt.build()
 
 

@@ -8,7 +8,6 @@ routed all the same.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 
 from epp.inference import anthropic, native, openai
@@ -82,42 +81,43 @@ def parse_request(
     Returns:
         A request; or a `BadRequest`.
     """
-    request = partial(
-        Request,
-        id=id,
-        api=api,
-        path=path,
-        headers=headers,
-        body_bytes=len(body or b""),
-        generates=has_body and body != b"" and api is not Api.COUNT_TOKENS and not is_render(path),
-        error_style=error_style_of(api),
-    )
+    generates = has_body and body != b"" and api is not Api.COUNT_TOKENS and not is_render(path)
+    body_bytes = 0 if body is None else len(body)
+    style = error_style_of(api)
+    opaque = Request(id, api, path, headers, body_bytes=body_bytes, generates=generates, error_style=style)
     if body == b"" or not has_body:
         if headers.get(":method", "POST") == "POST" and api not in _EMPTY_ALLOWED:
             return BadRequest("request body is empty")
-        return request()
+        return opaque
     if body is None or api is Api.OPAQUE or not body_complete:
-        return request()
+        return opaque
     plain = decode(body, headers.get("content-encoding"))
     if plain is None:
-        return request()
+        return opaque
     try:
         data = loads(plain)
     except MalformedError:
         return BadRequest("request body is not valid JSON")
     except UnreadableError:
-        return request()
+        return opaque
     if not isinstance(data, dict):
         return BadRequest("request body must be a JSON object")
     shape = _SHAPES[api]
     model = string_of(data, "model")
-    return request(
+    return Request(
+        id,
+        api,
+        path,
+        headers,
         model=model,
         target_model=model,
         streaming=data.get("stream") is True,
         max_output_tokens=_cap(data, shape),
         cache_salt=shape.salt(data),
         prompts=_prompts(data, shape),
+        body_bytes=body_bytes,
+        generates=generates,
+        error_style=style,
     )
 
 
@@ -129,8 +129,14 @@ def _prompts(data: Body, shape: _Shape) -> tuple[Prompt, ...]:
 
 
 def _cap(data: Body, shape: _Shape) -> int | None:
+    for key in shape.caps:
+        cap = token_count(data.get(key))
+        if cap is not None:
+            return cap
     sampling = data.get("sampling_params") if shape.sampling_caps else None
-    candidates = [data.get(key) for key in shape.caps]
     if isinstance(sampling, dict):
-        candidates += [sampling.get(key) for key in shape.sampling_caps]
-    return next((cap for cap in map(token_count, candidates) if cap is not None), None)
+        for key in shape.sampling_caps:
+            cap = token_count(sampling.get(key))
+            if cap is not None:
+                return cap
+    return None

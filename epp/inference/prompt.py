@@ -27,32 +27,43 @@ _TEXT_TYPES = ("text", "input_text", "output_text", "summary_text", "thinking", 
 class PromptBuilder:
     """Collects the parts of one prompt. Whatever has an unexpected shape is skipped or hashed, never an error."""
 
-    __slots__ = ("_blocks_left", "_parts", "_run")
+    __slots__ = ("_blocks_left", "_parts", "_run", "_strings")
 
     def __init__(self) -> None:
         self._parts: list[bytes | Media] = []
-        self._run: list[bytes] = []  # text since the last medium
+        self._run: list[bytes] = []  # since the last medium
+        self._strings: list[str] = []  # since the last of that: joined first and encoded together, once
         self._blocks_left = MAX_ENTRIES
 
     def text(self, value: object) -> None:
         """Add a string; anything else is nothing."""
         if isinstance(value, str) and value:
-            self._run.append(utf8(value))
+            self._strings.append(value)
 
     def json(self, value: object) -> None:
         """Add a list or object as JSON; an empty or missing one is nothing."""
         if value:
+            self._end_strings()
             self._run.append(dumps(value))
 
     def digest(self, value: object) -> None:
         """Add something not understood: a short hash tells it from others without counting its size as tokens."""
-        self._run.append(xxh64_hexdigest(dumps(value)).encode())
+        self._strings.append(xxh64_hexdigest(dumps(value)))
 
     def media(self, medium: Media) -> None:
-        if self._run:
-            self._parts.append(b"".join(self._run))
-            self._run.clear()
+        self._end_run()
         self._parts.append(medium)
+
+    def _end_strings(self) -> None:
+        if self._strings:
+            self._run.append(utf8("".join(self._strings)))
+            self._strings.clear()
+
+    def _end_run(self) -> None:
+        self._end_strings()
+        if self._run:
+            self._parts.append(self._run[0] if len(self._run) == 1 else b"".join(self._run))
+            self._run.clear()
 
     def content(self, value: object, *, nested: bool = False) -> None:
         """Add a message's content: a string, one block, or a list of blocks. Blocks nest one level (tool results)."""
@@ -97,9 +108,7 @@ class PromptBuilder:
 
     def build(self) -> tuple[Prompt, ...]:
         """The prompt alone in a tuple; an empty tuple if nothing was added."""
-        if self._run:
-            self._parts.append(b"".join(self._run))
-            self._run.clear()
+        self._end_run()
         return (Prompt(tuple(self._parts)),) if self._parts else ()
 
 

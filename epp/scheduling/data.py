@@ -157,6 +157,7 @@ class SlowStart:
 
 
 TOKENIZED_PROMPT = DataKind("TokenizedPrompt", TokenizedPrompt, "token-producer")
+DEFAULT_PROMPT = TOKENIZED_PROMPT.by(None)
 PREFIX_MATCH = DataKind("PrefixCacheMatchInfo", PrefixMatch, "approx-prefix-cache-producer")
 IN_FLIGHT_LOAD = DataKind("InFlightLoad", InFlightLoad, "inflight-load-producer")
 UNCACHED_TOKENS = DataKind("UncachedRequestTokens", UncachedTokens, "inflight-load-producer")

@@ -1,7 +1,6 @@
 """What each family counts, and when."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,10 +116,10 @@ def test_gaps_between_chunks_are_counted_as_they_come(metrics: Metrics, world: W
 
 def test_running_rises_with_the_decision_and_falls_with_the_end(metrics: Metrics, world: World) -> None:
     route(metrics, world.snapshot)
-    route(metrics, world.snapshot, replace(REQUEST, fairness_id="another"))
+    route(metrics, world.snapshot, REQUEST._replace(fairness_id="another"))
     assert world.page()[f"llm_d_epp_request_running{{{MFP}}}"] == 1
     assert world.page()["inference_objective_running_requests{model_name=llama}"] == 2
-    metrics.request_ended(REQUEST, replace(OUTCOME, cause=EndCause.LOST, status=None))
+    metrics.request_ended(REQUEST, OUTCOME._replace(cause=EndCause.LOST, status=None))
     assert world.page()[f"llm_d_epp_request_running{{{MFP}}}"] == 0
 
 
@@ -139,7 +138,7 @@ def test_running_rises_with_the_decision_and_falls_with_the_end(metrics: Metrics
 def test_an_error_is_counted_by_the_status_of_the_answer(
     metrics: Metrics, world: World, change: dict[str, object], code: str | None
 ) -> None:
-    page = run(metrics, world, replace(OUTCOME, **change))  # type: ignore[arg-type]
+    page = run(metrics, world, OUTCOME._replace(**change))
     errors = {name: value for name, value in page.items() if name.startswith("llm_d_epp_request_error_total")}
     assert errors == ({f"llm_d_epp_request_error_total{{error_code={code},{MFP}}}": 1} if code else {})
 
@@ -164,14 +163,14 @@ def observed(page: dict[str, float], family: str) -> float:
 def test_token_latencies_come_only_from_answers_that_have_them(
     metrics: Metrics, world: World, change: dict[str, object], ttft: int, tpot: int, ntpot: int
 ) -> None:
-    page = run(metrics, world, replace(OUTCOME, **change))  # type: ignore[arg-type]
+    page = run(metrics, world, OUTCOME._replace(**change))
     assert observed(page, "request_ttft_seconds") == ttft
     assert observed(page, "request_streaming_tpot_seconds") == tpot
     assert observed(page, "request_ntpot_seconds") == ntpot
 
 
 def test_tokens_of_a_client_that_left_are_counted_but_no_duration(metrics: Metrics, world: World) -> None:
-    page = run(metrics, world, replace(OUTCOME, cause=EndCause.CLIENT_GONE))
+    page = run(metrics, world, OUTCOME._replace(cause=EndCause.CLIENT_GONE))
     assert observed(page, "request_output_tokens") == 1
     assert observed(page, "request_duration_seconds") == 0
     assert page["llm_d_epp_request_end_total{cause=client_gone}"] == 1
@@ -191,7 +190,7 @@ def test_a_refusal_is_an_error_and_no_request(metrics: Metrics, world: World) ->
     assert not any(name.startswith("llm_d_epp_request_total{") for name in page)
 
 
-LOST = replace(OUTCOME, cause=EndCause.LOST, status=None, usage=Usage())
+LOST = OUTCOME._replace(cause=EndCause.LOST, status=None, usage=Usage())
 
 
 def test_models_and_tenants_without_end_fold_into_other(metrics: Metrics, world: World) -> None:
@@ -210,7 +209,7 @@ def test_models_and_tenants_without_end_fold_into_other(metrics: Metrics, world:
 
 def test_when_tenants_abound_models_are_still_told_apart(metrics: Metrics, world: World) -> None:
     for i in range(MAX_LABEL_SETS + 10):
-        route(metrics, world.snapshot, replace(REQUEST, fairness_id=f"tenant-{i}"))
+        route(metrics, world.snapshot, REQUEST._replace(fairness_id=f"tenant-{i}"))
     folded = MFP.replace("fairness_id=tenant", "fairness_id=other")
     assert world.page()[f"llm_d_epp_request_total{{{folded}}}"] == 10
 
@@ -225,7 +224,7 @@ def test_models_beyond_the_bound_are_folded_and_the_first_are_not() -> None:
 
 
 def test_a_label_as_long_as_a_book_is_folded(metrics: Metrics, world: World) -> None:
-    route(metrics, world.snapshot, replace(REQUEST, model="x" * 10_000))
+    route(metrics, world.snapshot, REQUEST._replace(model="x" * 10_000))
     assert not [name for name in world.page() if len(name) > 500]
 
 
@@ -369,7 +368,7 @@ def test_older_names_can_be_left_out(world: World) -> None:
 
 
 def test_the_page_is_valid_openmetrics_too(metrics: Metrics, world: World) -> None:
-    run(metrics, world, replace(OUTCOME, status=500))
+    run(metrics, world, OUTCOME._replace(status=500))
     metrics.plugins.durations("Scorer", plugin())(0.0003)
     metrics.refresh_pool(world.snapshot, world.now_s, 2.0)
     names = {family.name for family in openmetrics_parser.text_string_to_metric_families(openmetrics_page(world))}
