@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from epp.endings import EndCause
 from epp.inference.apis import Parsers, error_style_of
 from epp.inference.parse import BadRequest, parse_request
-from epp.inference.request import Api, ErrorStyle, Request, Usage
+from epp.inference.request import Api, ErrorStyle, Prompt, Request, Usage
 from epp.inference.rewrite import splice_model
 from epp.ledger import Ledger, Outcome
 from epp.pool.snapshot import Snapshot
@@ -313,8 +313,38 @@ class Director:
             self._ledger.first_token(assignment.request.id)
             self._pipeline.first_token(assignment.cycle, assignment.decision, now_s)
 
-    def end(self, assignment: Assignment, cause: EndCause, usage: Usage, token_events: int = 0) -> None:
-        """The exchange is over, in whatever way. Only the first call counts. `token_events`: see `Outcome`."""
+    @property
+    def observes_chunks(self) -> bool:
+        """A plugin wants to see every chunk of responses."""
+        return self._pipeline.observes_chunks
+
+    def let_go(self, assignment: Assignment) -> None:
+        """The rest of the response will not be seen. What only decisions need is not kept until its end."""
+        request = assignment.request
+        assignment.body = None
+        # How many prompts there were still counts.
+        assignment.request = request._replace(headers={}, prompts=(Prompt(()),) * len(request.prompts))
+        assignment.cycle.request = assignment.request
+        assignment.cycle.data.clear()
+        assignment.cycle.set_headers.clear()
+
+    def end(
+        self,
+        assignment: Assignment,
+        cause: EndCause,
+        usage: Usage,
+        token_events: int = 0,
+        *,
+        counted_s: float | None = None,
+        ended_s: float | None = None,
+        response_bytes: int | None = None,
+    ) -> None:
+        """The exchange is over, in whatever way. Only the first call counts. For the arguments see `Outcome`.
+
+        Args:
+            ended_s: `None`: now.
+            response_bytes: `None`: those that `response_body` was told of.
+        """
         if assignment.ended:
             return
         assignment.ended = True
@@ -326,11 +356,12 @@ class Director:
             received_s=assignment.received_s,
             dispatched_s=assignment.dispatched_s,
             first_token_s=assignment.first_token_s,
-            ended_s=self._clock(),
+            ended_s=self._clock() if ended_s is None else ended_s,
             usage=usage,
-            response_bytes=assignment.response_bytes,
+            response_bytes=assignment.response_bytes if response_bytes is None else response_bytes,
             response_processing_s=assignment.response_processing_s,
             token_events=token_events,
+            counted_s=counted_s,
         )
         if assignment.request.generates:
             self._ledger.release(assignment.request.id)

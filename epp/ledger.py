@@ -29,6 +29,7 @@ class Outcome(NamedTuple):
         usage: token counts by the model server's own word.
         response_processing_s: our own work on the response, over all its messages.
         token_events: events of the stream that carried JSON, from the first token on: one or more tokens each.
+        counted_s: when the last of them came, if they were not counted to the end.
     """
 
     cause: EndCause
@@ -43,6 +44,7 @@ class Outcome(NamedTuple):
     response_bytes: int = 0
     response_processing_s: float = 0.0
     token_events: int = 0
+    counted_s: float | None = None
 
     @property
     def ttft_ms(self) -> float | None:

@@ -41,8 +41,8 @@ class Measured(NamedTuple):
 def measure(request: Request, outcome: Outcome) -> Measured:
     """A stream has a TTFT and, with two tokens or more, a TPOT. Any other answer has an end-to-end time alone.
 
-    TPOT is by tokens. The server's count is used if it is known; else, of one prompt's answer, the events are counted,
-    of which each is one token as a rule.
+    TPOT is by tokens. The server's count is used if it is known; else, of one prompt's answer, events are counted, of
+    which each is one token as a rule. They may have been counted for a while only: then their pace is TPOT.
     """
     if outcome.cause is not EndCause.NATURAL:
         return Measured({}, outcome.cause.value)
@@ -58,19 +58,21 @@ def measure(request: Request, outcome: Outcome) -> Measured:
     if first_s is None:
         return Measured({}, "no_token")
     actual_ms = {Target.TTFT: (first_s - sent_s) * 1e3}
-    tokens = _tokens(request, outcome)
-    if tokens > 1 and ended_s > first_s:
-        actual_ms[Target.TPOT] = (ended_s - first_s) * 1e3 / (tokens - 1)
+    tokens, last_s = _tokens(request, outcome)
+    if tokens > 1 and last_s > first_s:
+        actual_ms[Target.TPOT] = (last_s - first_s) * 1e3 / (tokens - 1)
     return Measured(actual_ms)
 
 
-def _tokens(request: Request, outcome: Outcome) -> int:
-    """Tokens that came one after another; 0 when that is not known."""
+def _tokens(request: Request, outcome: Outcome) -> tuple[int, float]:
+    """Tokens that came one after another, and when the last of them did; 0 when that is not known."""
     if len(request.prompts) > 1:
-        return 0  # several answers at once
+        return 0, outcome.ended_s  # several answers at once
     if outcome.usage.completion_tokens is not None:
-        return outcome.usage.completion_tokens
-    return outcome.token_events if outcome.token_events >= MIN_COUNTED_EVENTS else 0
+        return outcome.usage.completion_tokens, outcome.ended_s
+    if outcome.token_events >= MIN_COUNTED_EVENTS:
+        return outcome.token_events, outcome.ended_s if outcome.counted_s is None else outcome.counted_s
+    return 0, outcome.ended_s
 
 
 def rows_at_work(decision: Decision) -> list[int]:
