@@ -95,6 +95,25 @@ _SERVER_TIME = "x-envoy-upstream-service-time"
 class Conversation:
     """One ext_proc stream: one HTTP request and its response."""
 
+    __slots__ = (
+        "_access_log",
+        "_answered",
+        "_by_envoy",
+        "_closed",
+        "_drops_length",
+        "_ended",
+        "_gathering",
+        "_let_go",
+        "_modes",
+        "_observe",
+        "_reader",
+        "_ready",
+        "_request",
+        "_response",
+        "_rewrite",
+        "_routed",
+    )
+
     def __init__(self, limits: Limits = Limits()) -> None:
         self._reader = Reader(limits.max_headers)
         self._modes: Modes | None = None  # known with the first message
@@ -274,7 +293,7 @@ class Conversation:
         pass
 
     def _acknowledge(self, message: Message, step: Step) -> None:
-        self._send(message.side, [replies.empty(message.side, message.kind)], step)
+        self._send_one(message.side, replies.empty(message.side, message.kind), step)
 
     def _keep(self, message: Message, step: Step) -> None:
         if self._may_keep(message, step):
@@ -307,7 +326,10 @@ class Conversation:
             self._tell(message, step)
         elif self._request.owed and not self._may_keep(message, step):
             return
-        self._send(message.side, replies.streamed_body(message.side, [data], end), step)
+        if 0 < len(data) <= replies.MAX_PIECE_BYTES:
+            self._send_one(message.side, replies.streamed_chunk(message.side, data, end), step)
+        else:
+            self._send(message.side, replies.streamed_body(message.side, [data], end), step)
 
     def _flush(self, message: Message, step: Step) -> None:
         rest = self._rewritten(b"", True)
@@ -383,6 +405,9 @@ class Conversation:
 
     def _send(self, side: Side, messages: list[bytes], step: Step) -> None:
         (self._request if side is Side.REQUEST else self._response).send(messages, step.replies)
+
+    def _send_one(self, side: Side, message: bytes, step: Step) -> None:
+        (self._request if side is Side.REQUEST else self._response).send_one(message, step.replies)
 
     def _emit(self, event: Event, step: Step) -> None:
         if not self._ended:

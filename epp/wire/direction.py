@@ -17,7 +17,7 @@ class Direction:
         self.state = State.START
         self.owed = False
         self._rows: Rows = {}
-        self._held: list[bytes] = []
+        self._held: list[bytes] | None = None
 
     def follow(self, rows: Rows) -> None:
         self._rows = rows
@@ -36,15 +36,27 @@ class Direction:
 
     def send(self, messages: list[bytes], out: list[bytes]) -> None:
         """Put replies into `out`, or behind the answer that is due."""
-        (self._held if self.owed else out).extend(messages)
+        if self.owed:
+            if self._held is None:
+                self._held = []
+            self._held.extend(messages)
+        else:
+            out.extend(messages)
+
+    def send_one(self, message: bytes, out: list[bytes]) -> None:
+        """`send`, of one."""
+        if self.owed:
+            self.send([message], out)
+        else:
+            out.append(message)
 
     def settle(self, answer: list[bytes]) -> list[bytes]:
         """The owner's answer has come: that, and what waited behind it."""
-        messages = answer + self._held
+        messages = answer if self._held is None else answer + self._held
         self.drop()
         return messages
 
     def drop(self) -> None:
         """No answer will come, and what waited for it will not be sent."""
         self.owed = False
-        self._held.clear()
+        self._held = None

@@ -1,4 +1,8 @@
-"""What the conversation tells its owner (events), and what its owner tells it (routes and rejections)."""
+"""What the conversation tells its owner (events), and what its owner tells it (routes and rejections).
+
+Nobody changes one once it is made. Those of which each request makes one, or each chunk, are not frozen all the same,
+since that would make them several times as dear.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +40,7 @@ class Headers:
 # --- events: from the conversation to its owner ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestReady:
     """All that will be known of the request before an answer is due. Answer with `route` or `reject`.
 
@@ -54,7 +58,7 @@ class RequestReady:
     subset: tuple[str, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResponseStarted:
     """Response headers came; answer with `respond`. `status` is `:status`; `None` if it is missing or no number.
 
@@ -69,7 +73,7 @@ class ResponseStarted:
     end_of_stream: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResponseBody:
     """Bytes of the response as the model server sent them. They have been answered already."""
 
@@ -98,7 +102,7 @@ Event = RequestReady | BodyTooLarge | ResponseStarted | ResponseBody | Ended
 # --- answers: from the owner to the conversation --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Route:
     """Send the request on.
 
