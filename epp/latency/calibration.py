@@ -49,6 +49,13 @@ class _Window:
         self.recent.append(score)
         insort(self.ordered, score)
 
+    def fill(self, scores: list[float]) -> None:
+        """Start anew with these, oldest first. Raises ValueError if one is no number."""
+        if not all(map(isfinite, scores)):
+            raise ValueError("a score is no number")
+        self.recent = deque(scores[-self._size :])
+        self.ordered = sorted(self.recent)
+
     def shorten(self, keep: int) -> None:
         while len(self.recent) > keep:
             self._forget_oldest()
@@ -136,7 +143,4 @@ class Calibrator:
         """What `state` gave. Raises ValueError or TypeError for anything else."""
         self.shorten(0)
         for window, scores in zip((self._all, *self._levels), (everything, *levels), strict=True):
-            for score in scores:
-                if not isfinite(score):
-                    raise ValueError("a score is no number")
-                window.add(float(score))
+            window.fill([float(score) for score in scores])

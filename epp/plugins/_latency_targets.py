@@ -15,34 +15,71 @@ from epp.scheduling.data import BoolArray, FloatArray, IntArray, LatencyPredicti
 class RunningTargets:
     """TPOT targets of the requests that run on each server: a newcomer must not slow its neighbours below theirs.
 
-    A sorted list per endpoint, of which the lowest counts. Requests without a target are not in it.
+    A sorted list per endpoint, of which the lowest counts. Requests without a target are not in it. Of what other
+    processes have sent, only each one's lowest is known.
     """
 
     def __init__(self) -> None:
         self._targets_ms: dict[str, list[float]] = {}
+        self._by_peer: dict[int, dict[str, float]] = {}
+        self._lowest_ms: dict[str, float] = {}  # over all
 
-    def add(self, endpoint_id: str, target_ms: float) -> None:
-        insort(self._targets_ms.setdefault(endpoint_id, []), target_ms)
+    def add(self, endpoint_id: str, target_ms: float) -> bool:
+        """Returns whether this is now the lowest of our own."""
+        targets_ms = self._targets_ms.setdefault(endpoint_id, [])
+        insort(targets_ms, target_ms)
+        return self._follow(endpoint_id, targets_ms[0] == target_ms and targets_ms[1:2] != [target_ms])
 
-    def remove(self, endpoint_id: str, target_ms: float) -> None:
-        """Take out, once, what was added."""
+    def remove(self, endpoint_id: str, target_ms: float) -> bool:
+        """Take out, once, what was added. Returns whether the lowest of our own has changed."""
         targets_ms = self._targets_ms[endpoint_id]
         del targets_ms[bisect_left(targets_ms, target_ms)]
+        changed = not targets_ms or (target_ms < targets_ms[0])
         if not targets_ms:
             del self._targets_ms[endpoint_id]
+        return self._follow(endpoint_id, changed)
+
+    def own_lowest_ms(self, endpoint_id: str) -> float | None:
+        """Of our own; `None`: there are none."""
+        targets_ms = self._targets_ms.get(endpoint_id)
+        return None if targets_ms is None else targets_ms[0]
+
+    def peer_lowest(self, peer: int, endpoint_id: str, lowest_ms: float | None) -> None:
+        """Of another process."""
+        theirs = self._by_peer.setdefault(peer, {})
+        if lowest_ms is None:
+            theirs.pop(endpoint_id, None)
+        else:
+            theirs[endpoint_id] = lowest_ms
+        self._follow(endpoint_id, True)
+
+    def forget_peer(self, peer: int) -> None:
+        for endpoint_id in self._by_peer.pop(peer, {}):
+            self._follow(endpoint_id, True)
 
     def lowest_ms(self) -> Mapping[str, float]:
         """The strictest target on each endpoint that has any."""
-        return {endpoint_id: targets_ms[0] for endpoint_id, targets_ms in self._targets_ms.items()}
+        return self._lowest_ms
 
     def limits_ms(self, snapshot: Snapshot, target_ms: float) -> FloatArray:
         """Per endpoint the lower of `target_ms` and the strictest that runs there."""
         limits_ms = np.full(len(snapshot), target_ms)
-        for endpoint_id, targets_ms in self._targets_ms.items():
+        for endpoint_id, lowest_ms in self._lowest_ms.items():
             row = snapshot.row_by_id.get(endpoint_id)
-            if row is not None and 0 < targets_ms[0] < target_ms:
-                limits_ms[row] = targets_ms[0]
+            if row is not None and 0 < lowest_ms < target_ms:
+                limits_ms[row] = lowest_ms
         return limits_ms
+
+    def _follow(self, endpoint_id: str, changed: bool) -> bool:
+        if changed:
+            ours = self.own_lowest_ms(endpoint_id)
+            known = [] if ours is None else [ours]
+            known += [theirs[endpoint_id] for theirs in self._by_peer.values() if endpoint_id in theirs]
+            if known:
+                self._lowest_ms[endpoint_id] = min(known)
+            else:
+                self._lowest_ms.pop(endpoint_id, None)
+        return changed
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,25 +63,32 @@ class SlowStartTracker:
             self._held_back.pop(endpoint_id, None)
         return gone
 
-    def answers(self, endpoint_id: str, sent_s: float) -> None:
-        """A good answer begins, to a request sent then. One sent before the last failure says nothing of now."""
-        record = self._records.get(endpoint_id)
-        if record is not None and sent_s >= record.failed_s and (record.answers < self._samples or not record.lives):
-            record.lives = True
-            record.answers = min(record.answers + 1, self._samples)
-            self._classify(endpoint_id)
+    def answers(self, endpoint_id: str, sent_s: float) -> bool:
+        """A good answer begins, to a request sent then. One sent before the last failure says nothing of now.
 
-    def answered(self, endpoint_id: str, sent_s: float) -> None:
+        This and the next two return whether anything was learned.
+        """
+        record = self._records.get(endpoint_id)
+        if record is None or sent_s < record.failed_s or (record.answers >= self._samples and record.lives):
+            return False
+        record.lives = True
+        record.answers = min(record.answers + 1, self._samples)
+        self._classify(endpoint_id)
+        return True
+
+    def answered(self, endpoint_id: str, sent_s: float) -> bool:
         """It was good to the end."""
         record = self._records.get(endpoint_id)
-        if record is not None and sent_s >= record.failed_s:
-            record.failures = 0
+        if record is None or sent_s < record.failed_s or not record.failures:
+            return False
+        record.failures = 0
+        return True
 
-    def failed(self, endpoint_id: str, now_s: float) -> None:
+    def failed(self, endpoint_id: str, now_s: float) -> bool:
         """No answer, or one that says the server is broken."""
         record = self._records.get(endpoint_id)
         if record is None:
-            return
+            return False
         record.failures += 1
         record.failed_s = now_s
         record.lives = False
@@ -89,6 +96,20 @@ class SlowStartTracker:
             record.answers = 0
             wait_s = FIRST_WAIT_S * 2.0 ** min(record.failures - self._failures, 10)
             record.not_before_s = now_s + min(wait_s, MAX_WAIT_S)
+            self._classify(endpoint_id)
+        return True
+
+    def remembered(self) -> list[tuple[str, tuple[int, int, bool, float, float]]]:
+        """What another tracker has to `recall` to hold back the same endpoints."""
+        return [
+            (endpoint_id, (r.answers, r.failures, r.lives, r.failed_s, r.not_before_s))
+            for endpoint_id, r in self._held_back.items()
+        ]
+
+    def recall(self, endpoint_id: str, remembered: tuple[int, int, bool, float, float]) -> None:
+        """What another tracker knew of an endpoint that both know."""
+        if endpoint_id in self._records:
+            self._records[endpoint_id] = _Record(*remembered)
             self._classify(endpoint_id)
 
     def choose(

@@ -6,7 +6,8 @@ the second of two equal requests already finds the first.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +21,7 @@ from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle, Observation
 from epp.scheduling.data import DEFAULT_PROMPT, PREFIX_MATCH, DataKey, PrefixMatch
 from epp.scheduling.decision import Decision
-from epp.scheduling.plugin import Parameters, PreRequest, Producer, ResponseHeadersHook, Services
+from epp.scheduling.plugin import Parameters, PreRequest, Producer, Replicated, ResponseHeadersHook, Services
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ MAX_BLOCK_SIZE_TOKENS = 8192
 
 _DEFAULT_BLOCK_SIZE_TOKENS = 16
 _DUMPED_ENDPOINTS = 100
+_BLOCKS_AT_ONCE = 4096  # of what a newcomer is told
 
 
 class ApproxPrefixCacheParameters(Parameters):
@@ -62,7 +64,7 @@ class ApproxPrefixCacheParameters(Parameters):
         return self
 
 
-class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
+class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook, Replicated):
     """Publishes, per server, how many blocks of the prompt it holds, contiguous from the start.
 
     *Block size*: at least 64 tokens. With autoTune the largest that any server of the pool reports, so that a block of
@@ -150,6 +152,20 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
                 self._record(cycle, decision, endpoint_id)
         cycle.state.pop(self.name, None)  # thousands of hashes are not kept for as long as the response takes
 
+    def absorb(self, change: Any, peer: int, snapshot: Snapshot) -> None:
+        if snapshot is not self._snapshot:
+            self._follow(snapshot)
+        endpoint_id, address, hashes = change
+        if self._address_by_id.get(endpoint_id) == address:
+            signals = snapshot.signals[snapshot.row_by_id[endpoint_id]]
+            self._index.insert(endpoint_id, array("Q", hashes), self._capacity_blocks(signals))
+
+    def known(self) -> Iterator[Any]:
+        for endpoint_id, address in tuple(self._address_by_id.items()):
+            blocks = self._index.blocks_of(endpoint_id)  # youngest first, to be inserted from the other end
+            for start in reversed(range(0, len(blocks), _BLOCKS_AT_ONCE)):
+                yield endpoint_id, address, array("Q", blocks[start : start + _BLOCKS_AT_ONCE]).tobytes()
+
     def dump_state(self) -> Mapping[str, Any]:
         blocks = sorted(self._index.blocks_by_endpoint().items(), key=lambda item: -item[1])
         return {
@@ -175,6 +191,8 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook):
         for chain in cycle.state.get(self.name, ()):
             if chain:
                 self._index.insert(endpoint_id, chain, capacity_blocks)
+                if self.tell is not None:
+                    self.tell((endpoint_id, self._address_by_id[endpoint_id], array("Q", chain).tobytes()))
 
     def _observe(self, cycle: Cycle, family: str, value: float) -> None:
         cycle.observations.append(Observation(family, float(value), self.name, self.plugin_type))

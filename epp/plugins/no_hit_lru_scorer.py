@@ -9,11 +9,12 @@ from pydantic import Field
 
 from epp.plugins._prefill import prefill_row
 from epp.plugins._signals import neutral
+from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import PREFIX_MATCH, DataKey, FloatArray
 from epp.scheduling.decision import Decision
-from epp.scheduling.plugin import Parameters, PreRequest, Scorer, Services
+from epp.scheduling.plugin import Parameters, PreRequest, Replicated, Scorer, Services
 
 
 class NoHitLruParameters(Parameters):
@@ -23,7 +24,7 @@ class NoHitLruParameters(Parameters):
     prefix_match_info_producer_name: str = Field("", description="Whose matches to read; empty: the default producer.")
 
 
-class NoHitLruScorer(Scorer, PreRequest):
+class NoHitLruScorer(Scorer, PreRequest, Replicated):
     """If any candidate has a part of the prompt cached: 0.5 for all. Else score = 1 − i / (n − 1), with i the place of
     a candidate in the order of its last cold prompt: never first, then longest ago.
 
@@ -60,9 +61,19 @@ class NoHitLruScorer(Scorer, PreRequest):
     def pre_request(self, cycle: Cycle, decision: Decision) -> None:
         if not cycle.state.pop(self.name, False):
             return
-        self._use(decision.endpoints[0].id)
+        used = [decision.endpoints[0].id]
         if (prefill := prefill_row(decision)) is not None:
-            self._use(decision.snapshot.endpoints[prefill].id)
+            used.append(decision.snapshot.endpoints[prefill].id)
+        for endpoint_id in used:
+            self._use(endpoint_id)
+            if self.tell is not None:
+                self.tell(endpoint_id)
+
+    def absorb(self, change: Any, peer: int, snapshot: Snapshot) -> None:
+        self._use(change)
+
+    def known(self) -> Sequence[Any]:
+        return list(self._uses)
 
     def dump_state(self) -> Mapping[str, Any]:
         return {"longest_unused_first": list(self._uses)}

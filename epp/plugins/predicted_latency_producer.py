@@ -5,7 +5,7 @@ missing (a predictor, its readiness, time) costs the prediction, never the reque
 reason is in a metric and in the decision record.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ from epp.scheduling.plugin import (
     FirstTokenHook,
     PreRequest,
     Producer,
+    Replicated,
     RequestProcessor,
     ResponseHeadersHook,
     Services,
@@ -67,7 +68,9 @@ class _Asked:
     answering: str | None = None
 
 
-class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, ResponseHeadersHook, FirstTokenHook, EndHook):
+class PredictedLatencyProducer(
+    RequestProcessor, Producer, PreRequest, ResponseHeadersHook, FirstTokenHook, EndHook, Replicated
+):
     """Publishes TTFT and TPOT of the request on each candidate, and whether that is within its targets.
 
     *Targets*: `x-llm-d-slo-ttft-ms` and `x-llm-d-slo-tpot-ms`, or `x-slo-ttft-ms` and `x-slo-tpot-ms`. A missing one
@@ -226,7 +229,8 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, ResponseH
         if self._parameters.like_llm_d:
             target_ms = target_ms or 0.0
         if target_ms is not None and self._streams(cycle):
-            self._targets.add(chosen.id, target_ms)
+            if self._targets.add(chosen.id, target_ms):
+                self._tell_lowest(chosen.id)
             asked.booked = (chosen.id, target_ms)
 
     def response_headers(
@@ -242,14 +246,14 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, ResponseH
         """The server lives, however long the rest takes."""
         asked = cycle.state.get(self.name)
         if isinstance(asked, _Asked) and asked.answering is not None:
-            self._slow_start.answers(asked.answering, cycle.now_s)
+            self._note("answers", asked.answering, cycle.now_s)
 
     def end(self, cycle: Cycle, decision: Decision, outcome: Outcome) -> None:
         asked = cycle.state.pop(self.name, None)
         if not isinstance(asked, _Asked):
             return
-        if asked.booked is not None:
-            self._targets.remove(*asked.booked)
+        if asked.booked is not None and self._targets.remove(*asked.booked):
+            self._tell_lowest(asked.booked[0])
         self._watch(outcome)
         actual_ms, dropped = measure(cycle.request, outcome)
         if dropped is None:
@@ -262,11 +266,11 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, ResponseH
         """Failing servers. What the client did is not the server's fault, nor its merit."""
         status = outcome.status
         if outcome.cause is EndCause.UPSTREAM_ERROR or (status is not None and status >= 500):
-            self._slow_start.failed(outcome.served_endpoint_id, outcome.ended_s)
+            self._note("failed", outcome.served_endpoint_id, outcome.ended_s)
         elif outcome.cause is EndCause.NATURAL and is_good(status):
             if outcome.first_token_s is None:
-                self._slow_start.answers(outcome.served_endpoint_id, outcome.dispatched_s)
-            self._slow_start.answered(outcome.served_endpoint_id, outcome.dispatched_s)
+                self._note("answers", outcome.served_endpoint_id, outcome.dispatched_s)
+            self._note("answered", outcome.served_endpoint_id, outcome.dispatched_s)
 
     def _learn(
         self, cycle: Cycle, decision: Decision, asked: _Asked, outcome: Outcome, actual_ms: Mapping[Target, float]
@@ -297,6 +301,35 @@ class PredictedLatencyProducer(RequestProcessor, Producer, PreRequest, ResponseH
                 self._observe(cycle, "request_slo_checked", 1, type=target.value)
                 if actual_ms[target] + spent_ms > limit_ms:
                     self._observe(cycle, "request_slo_violation", 1, type=target.value)
+
+    # --- together with peers ----------------------------------------------------------------------------------------
+
+    def _note(self, what: str, endpoint_id: str, at_s: float) -> None:
+        """For the slow start: `answers`, `answered` or `failed`. Peers are told what was news."""
+        if getattr(self._slow_start, what)(endpoint_id, at_s) and self.tell is not None:
+            self.tell((what, endpoint_id, at_s))
+
+    def _tell_lowest(self, endpoint_id: str) -> None:
+        if self.tell is not None:
+            self.tell(("target", endpoint_id, self._targets.own_lowest_ms(endpoint_id)))
+
+    def absorb(self, change: Any, peer: int, snapshot: Snapshot) -> None:
+        self._follow(snapshot)
+        what, endpoint_id, value = change
+        match what:
+            case "target":
+                self._targets.peer_lowest(peer, endpoint_id, value)
+            case "remembered":
+                self._slow_start.recall(endpoint_id, value)
+            case "answers" | "answered" | "failed":
+                getattr(self._slow_start, what)(endpoint_id, value)
+
+    def known(self) -> Iterator[Any]:
+        for endpoint_id, remembered in self._slow_start.remembered():
+            yield "remembered", endpoint_id, remembered
+
+    def forget_peer(self, peer: int) -> None:
+        self._targets.forget_peer(peer)
 
     # --- telling ----------------------------------------------------------------------------------------------------
 

@@ -11,22 +11,25 @@ anything else matches nothing, and what is remembered is bounded in number and t
 import base64
 import binascii
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 from xxhash import xxh3_128_digest
 
+from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import FloatArray
 from epp.scheduling.decision import Decision
-from epp.scheduling.plugin import Parameters, PreRequest, ResponseHeadersHook, Scorer, Services, Stability
+from epp.scheduling.plugin import Parameters, PreRequest, Replicated, ResponseHeadersHook, Scorer, Services, Stability
 
 MAX_SESSIONS = 100_000
 """Sessions remembered at most; beyond it the one unused for longest is forgotten. About 250 bytes each."""
 
+_SESSIONS_AT_ONCE = 1000  # of what a newcomer is told
 _MAX_TOKEN_CHARS = 1024  # a Kubernetes namespace and name take at most 63 + 1 + 253 bytes before base64
 
 
@@ -65,7 +68,7 @@ class SessionAffinityParameters(Parameters):
     profile_name: str = Field("", description="Profile whose choice a session is bound to; empty: the primary one.")
 
 
-class SessionAffinityScorer(Scorer, PreRequest, ResponseHeadersHook):
+class SessionAffinityScorer(Scorer, PreRequest, ResponseHeadersHook, Replicated):
     """score = 1 for the session's server, 0 for all others; 0 for all when the session is new or its server is gone.
 
     A session id is bound to the server chosen for it, and bound anew only when that server is no longer a candidate:
@@ -99,7 +102,10 @@ class SessionAffinityScorer(Scorer, PreRequest, ResponseHeadersHook):
         bound_id = self._sessions.get(session, cycle.now_s)
         bound_row = None if bound_id is None else decision.snapshot.row_by_id.get(bound_id)
         row = bound_row if bound_row is not None and bound_row in result.rows else result.picked[0]
-        self._sessions.put(session, decision.snapshot.endpoints[row].id, cycle.now_s)
+        endpoint_id = decision.snapshot.endpoints[row].id
+        self._sessions.put(session, endpoint_id, cycle.now_s)
+        if self.tell is not None:
+            self.tell([(session, endpoint_id, cycle.now_s)])
 
     def response_headers(
         self, cycle: Cycle, decision: Decision, status: int | None, headers: Mapping[str, str], served: str | None
@@ -116,6 +122,17 @@ class SessionAffinityScorer(Scorer, PreRequest, ResponseHeadersHook):
         else:
             endpoint = decision.endpoints[0]
         cycle.response_headers[self._token_header] = encode_token(endpoint.id)
+
+    def absorb(self, change: Any, peer: int, snapshot: Snapshot) -> None:
+        """Of two bindings of one session the later counts, so that all end up with the same."""
+        for session, endpoint_id, used_s in change:
+            if not self._sessions.was_used_since(session, used_s):
+                self._sessions.put(session, endpoint_id, used_s)
+
+    def known(self) -> Iterator[Any]:
+        entries = iter(self._sessions.entries())
+        while some := list(islice(entries, _SESSIONS_AT_ONCE)):
+            yield some
 
     def dump_state(self) -> Mapping[str, Any] | None:
         return None if self._by_token else {"sessions": len(self._sessions)}
@@ -161,6 +178,14 @@ class Sessions:
     def get(self, session: bytes, now_s: float) -> str | None:
         entry = self._entries.get(session)
         return None if entry is None or now_s - entry[1] > self._ttl_s else entry[0]
+
+    def was_used_since(self, session: bytes, at_s: float) -> bool:
+        entry = self._entries.get(session)
+        return entry is not None and entry[1] >= at_s
+
+    def entries(self) -> list[tuple[bytes, str, float]]:
+        """Session, endpoint id and last use, the one unused for longest first."""
+        return [(session, endpoint_id, used_s) for session, (endpoint_id, used_s) in self._entries.items()]
 
     def put(self, session: bytes, endpoint_id: str, now_s: float) -> None:
         self._entries[session] = (endpoint_id, now_s)

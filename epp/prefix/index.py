@@ -93,6 +93,11 @@ class PrefixIndex:
         while (excess := self._blocks - self._max_bytes // self._entry_bytes) > 0:
             self._drop_oldest(max(self._by_id.values(), key=lambda s: len(s.blocks)), excess)
 
+    def blocks_of(self, endpoint_id: str) -> list[int]:
+        """Its blocks, the one used last first: in this order they can be inserted elsewhere."""
+        slot = self._by_id.get(endpoint_id)
+        return [] if slot is None else list(reversed(slot.blocks))
+
     def forget(self, endpoint_id: str) -> None:
         """The endpoint is gone, or came back empty: nothing is cached there. O(its blocks)."""
         slot = self._by_id.pop(endpoint_id, None)

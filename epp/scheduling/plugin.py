@@ -12,7 +12,7 @@ returns some of the candidates it was given; `end` comes exactly once for each `
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, Protocol
@@ -22,6 +22,7 @@ from pydantic.alias_generators import to_camel
 
 from epp.latency.types import Prediction, Sample, Situation, Target
 from epp.ledger import Ledger, Outcome
+from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import DataKey, FloatArray
@@ -218,7 +219,35 @@ class ResponseChunkHook(Plugin):
 class EndHook(Plugin):
     @abstractmethod
     def end(self, cycle: Cycle, decision: Decision, outcome: Outcome) -> None:
-        """Exactly once for each `pre_request`, however the request ended."""
+        """Exactly once for each `pre_request`, however the request ended.
+
+        The response may have been let go of before its end; then what producers published is gone from `cycle`, and so
+        are the request's headers and prompts. What is needed here belongs into `cycle.state`.
+        """
+
+
+class Replicated(Plugin):
+    """Remembers things from one request to the next that every process of one picker should know.
+
+    With several processes each has an instance of its own. What one comes to know it tells the others: plain values,
+    such that to hear them a little late does no harm.
+
+    Attributes:
+        tell: tells the others; `None`: there are none.
+    """
+
+    tell: Callable[[Any], None] | None = None
+
+    @abstractmethod
+    def absorb(self, change: Any, peer: int, snapshot: Snapshot) -> None:
+        """What process number `peer` told. `snapshot`: the pool as it is now."""
+
+    def known(self) -> Iterable[Any]:
+        """Changes that bring a newcomer up to date, each of which takes little time to make and to absorb."""
+        return ()
+
+    def forget_peer(self, peer: int) -> None:
+        """The process has ended: what was true only while it lived is true no more."""
 
 
 class _Described(Plugin):
