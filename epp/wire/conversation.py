@@ -147,22 +147,26 @@ class Conversation:
         if self.finished:
             return step
         message = self._reader.read(data)
-        if self._modes is None:
-            self._modes = message.modes()
+        modes = self._modes
+        if modes is None:
+            modes = self._modes = message.modes()
             self._access_log = message.access_log()
-            self._request.follow(table.REQUEST[self._modes.request])
-            self._response.follow(table.RESPONSE[self._modes.response])
-        if message.side is Side.REQUEST and not self._routed:
-            self._gathering.note(message)
-        direction = self._request if message.side is Side.REQUEST else self._response
-        is_first = direction.state is State.START
-        action = direction.advance(message.kind)
-        if is_first and message.side is Side.RESPONSE:
-            self._begin_response(message, step)
+            self._request.follow(table.REQUEST[modes.request])
+            self._response.follow(table.RESPONSE[modes.response])
+        response = self._response
+        if message.side is Side.REQUEST:
+            if not self._routed:
+                self._gathering.note(message)
+            action = self._request.advance(message.kind)
+        else:
+            is_first = response.state is State.START
+            action = response.advance(message.kind)
+            if is_first:
+                self._begin_response(message, step)
         self._PERFORM[action](self, message, step)
-        if self._response.state is State.DONE:
+        if response.state is State.DONE:
             self._end(step.events, self.delivered)
-        if self._observing:
+        if modes.observing:
             step.replies.clear()
         return step
 
