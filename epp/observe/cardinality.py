@@ -16,6 +16,7 @@ MAX_LABEL_SETS = 250
 MAX_LABEL_CHARACTERS = 256
 
 T = TypeVar("T", bound=Hashable)
+LabelSet = tuple[str, str, str, str]
 
 
 class Admission(Generic[T]):
@@ -49,8 +50,19 @@ class RequestLabels:
         self._fairness_ids = Admission(MAX_LABEL_VALUES, ("",))
         self._sets: Admission[tuple[str, ...]] = Admission(MAX_LABEL_SETS)
         self._sets_without_tenant: Admission[tuple[str, ...]] = Admission(MAX_LABEL_SETS)
+        # What is told apart, by what the requests said: as many as there are admitted sets, and the common case.
+        self._admitted: dict[tuple[str | None, str | None, str, int], LabelSet] = {}
 
-    def of(self, request: Request) -> tuple[str, str, str, str]:
+    def of(self, request: Request) -> LabelSet:
+        said = (request.model, request.target_model, request.fairness_id, request.priority)
+        labels = self._admitted.get(said)
+        if labels is None:
+            labels = self._bounded(request)
+            if labels == (request.model or "", request.target_model or "", request.fairness_id, str(request.priority)):
+                self._admitted[said] = labels
+        return labels
+
+    def _bounded(self, request: Request) -> LabelSet:
         model, target_model, priority = (
             self.model(request.model),
             self.model(request.target_model),

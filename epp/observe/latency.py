@@ -5,15 +5,16 @@ prediction is in neither. The predictor's own figures (served errors, coverage o
 `epp.observe.predictor`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from epp.inference.request import Request
 from epp.latency.types import Target
 from epp.observe import buckets
 from epp.observe.cardinality import RequestLabels
-from epp.observe.families import Families
+from epp.observe.families import Families, Histogram
 from epp.observe.legacy import BY_MODEL, Twin
 from epp.observe.predictor import PredictorMetrics
+from epp.observe.scheduling import Observe
 from epp.scheduling.cycle import Observation
 
 BY_PLUGIN = ("plugin_name", "plugin_type", "model_name", "target_model_name")
@@ -92,40 +93,50 @@ class LatencyMetrics:
 
     # --- at the end of a request ------------------------------------------------------------------------------------
 
-    def observe(self, seen: Observation, request: Request) -> bool:
-        """Count what a plugin observed. False: it is none of these families."""
-        labels = dict(seen.labels)
-        by_plugin = (seen.plugin_name, seen.plugin_type, *self._labels.of(request)[:2])
-        match seen.family.removeprefix("request_").removesuffix("_seconds").split("_"):
-            case ["predicted", target]:
-                self.predicted[Target(target)][by_plugin].observe(seen.value)
-                self._last[*by_plugin, f"predicted_{target}"].set(seen.value)
-            case ["served", target]:
-                self.served[Target(target)][by_plugin].observe(seen.value)
-                self._last[*by_plugin, target].set(seen.value)
-            case [target, "prediction", "duration"]:
-                self.prediction_s[Target(target)][by_plugin].observe(seen.value)
-                self._last[*by_plugin, f"{target}_prediction_duration"].set(seen.value)
-            case ["slo", "checked"]:
-                self._with_target[self._objective(request), labels["type"]].inc()
-                self._last[*by_plugin, f"{labels['type']}_slo_violation"].set(0)
-            case ["slo", "violation"]:
-                self.violations[*by_plugin, labels["type"]].inc()
-                self._missed[self._objective(request), labels["type"]].inc()
-                self._last[*by_plugin, f"{labels['type']}_slo_violation"].set(1)
-            case ["prediction", "fallback"]:
-                self._fallbacks[labels["reason"],].inc()
-            case ["prediction", "samples", "dropped"]:
-                self._dropped[labels["reason"],].inc()
-            case ["slo", "header", "invalid"]:
-                self._invalid[labels["header"],].inc()
-            case ["slow", "start", "requests"]:
-                self._slow_starts[()].inc()
-            case ["admission", "denied"]:
-                self._denied[seen.plugin_name, seen.plugin_type].inc()
-            case _:
-                return False
-        return True
+    def observers(self) -> Mapping[str, Observe]:
+        """Who counts what plugins observe, by family."""
+        observers: dict[str, Observe] = {
+            "request_slo_checked": self._checked,
+            "request_slo_violation": self._violated,
+            "prediction_fallback": lambda seen, _: self._fallbacks[_label(seen, "reason"),].inc(),
+            "prediction_samples_dropped": lambda seen, _: self._dropped[_label(seen, "reason"),].inc(),
+            "slo_header_invalid": lambda seen, _: self._invalid[_label(seen, "header"),].inc(),
+            "slow_start_requests": lambda seen, _: self._slow_starts[()].inc(),
+            "admission_denied": lambda seen, _: self._denied[seen.plugin_name, seen.plugin_type].inc(),
+        }
+        for target in Target:
+            name = target.value
+            observers[f"request_predicted_{name}_seconds"] = self._measure(self.predicted[target], f"predicted_{name}")
+            observers[f"request_served_{name}_seconds"] = self._measure(self.served[target], name)
+        for target, family in self.prediction_s.items():
+            last = f"{target.value}_prediction_duration"
+            observers[f"request_{last}_seconds"] = self._measure(family, last)
+        return observers
+
+    def _measure(self, family: Histogram, last: str) -> Observe:
+        """Observes a time in `family`, and as the last one of its type."""
+
+        def observe(seen: Observation, request: Request) -> None:
+            by_plugin = self._by_plugin(seen, request)
+            family[by_plugin].observe(seen.value)
+            self._last[*by_plugin, last].set(seen.value)
+
+        return observe
+
+    def _checked(self, seen: Observation, request: Request) -> None:
+        kind = _label(seen, "type")
+        self._with_target[self._objective(request), kind].inc()
+        self._last[*self._by_plugin(seen, request), f"{kind}_slo_violation"].set(0)
+
+    def _violated(self, seen: Observation, request: Request) -> None:
+        kind, by_plugin = _label(seen, "type"), self._by_plugin(seen, request)
+        self.violations[*by_plugin, kind].inc()
+        self._missed[self._objective(request), kind].inc()
+        self._last[*by_plugin, f"{kind}_slo_violation"].set(1)
+
+    def _by_plugin(self, seen: Observation, request: Request) -> tuple[str, str, str, str]:
+        model, target_model, _, _ = self._labels.of(request)
+        return seen.plugin_name, seen.plugin_type, model, target_model
 
     def _objective(self, request: Request) -> str:
         """Objectives that are not configured are the client's words, and not told apart."""
@@ -146,3 +157,7 @@ class LatencyMetrics:
                 Twin(self.prediction_s[target], name.format("", "prediction_duration_"), BY_MODEL),
             ]
         return twins
+
+
+def _label(seen: Observation, name: str) -> str:
+    return dict(seen.labels)[name]

@@ -62,6 +62,7 @@ class Metrics:
         self.pool = PoolMetrics(families, pool_name)
         self.plugins = SchedulingMetrics(families, labels, clock)
         self.latency = LatencyMetrics(families, labels, objectives)
+        self._observers = {**self.plugins.observers(), **self.latency.observers()}
         self.signals = SignalMetrics(families)
         self.streams = StreamMetrics(families) if stream_metrics else None
         self._info = families.gauge("info", "What is running. Always 1.", ("commit", "build_ref"))
@@ -97,8 +98,11 @@ class Metrics:
     def plugins_observed(self, cycle: Cycle) -> None:
         """Count what plugins left in the cycle, and take it out."""
         for seen in cycle.observations:
-            if not (self.plugins.observe(seen) or self.latency.observe(seen, cycle.request)):
+            observe = self._observers.get(seen.family)
+            if observe is None:
                 self.plugins.not_a_metric(seen)
+            else:
+                observe(seen, cycle.request)
         cycle.observations.clear()
 
     def _twins(self) -> list[Twin]:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from epp.inference.request import Request
+from epp.inference.request import Api, Request
 from epp.pool.endpoint import Endpoint
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.decision import Decision, Denial, ProfileResult
@@ -22,7 +22,7 @@ class _Facts(NamedTuple):
     """What a record tells of the request."""
 
     id: str
-    api: str
+    api: Api
     model: str | None
     target_model: str | None
     priority: int
@@ -34,7 +34,7 @@ class _Facts(NamedTuple):
     def of(request: Request) -> "_Facts":
         return _Facts(
             request.id,
-            request.api.value,
+            request.api,
             _short(request.model),
             _short(request.target_model),
             request.priority,
@@ -107,7 +107,7 @@ def _rendered(record: _Record, now_s: float) -> dict[str, Any]:
         else {
             "id": request.id,
             "x_request_id": request.x_request_id,
-            "api": request.api,
+            "api": request.api.value,
             "model": request.model,
             "target_model": request.target_model,
             "priority": request.priority,

@@ -6,10 +6,10 @@ Token counts are the model server's own, once per request.
 """
 
 from epp.endings import EndCause
-from epp.inference.request import Request
+from epp.inference.request import Request, Usage
 from epp.ledger import Outcome
 from epp.observe import buckets
-from epp.observe.cardinality import RequestLabels
+from epp.observe.cardinality import LabelSet, RequestLabels
 from epp.observe.families import Families
 from epp.scheduling.decision import Denial
 
@@ -87,13 +87,15 @@ class RequestMetrics:
         )
         self.ends = counter("request_end", "How requests ended.", ("cause",))
 
+        self._series: dict[LabelSet, _Series] = {}
+
     def routed(self, request: Request) -> None:
-        labels = self._labels.of(request)
-        self.total[labels].inc()
-        self.running[labels].inc()
-        self.size_bytes[labels].observe(request.body_bytes)
+        series = self._series_of(request)
+        series.total.inc()
+        series.running.inc()
+        series.size_bytes.observe(request.body_bytes)
         if request.target_model != request.model:
-            self.rewrites[REWRITE_BY_HEADER, *labels[:2]].inc()
+            self.rewrites[REWRITE_BY_HEADER, *series.labels[:2]].inc()
 
     def refused(self, request: Request | None, denial: Denial, seconds: float) -> None:
         labels = self._labels.of(request or UNKNOWN_REQUEST)
@@ -102,46 +104,90 @@ class RequestMetrics:
         self.processing_s[()].observe(seconds)
 
     def chunk_gap(self, request: Request, seconds: float) -> None:
-        self.itl_s[self._labels.of(request)].observe(seconds)
+        self._series_of(request).itl_s.observe(seconds)
 
     def ended(self, request: Request, outcome: Outcome) -> None:
         """Exactly once for each request that was routed."""
-        labels = self._labels.of(request)
-        self.running[labels].dec()
+        series = self._series_of(request)
+        series.running.dec()
         self.ends[outcome.cause.value,].inc()
         self.processing_s[()].observe(outcome.dispatched_s - outcome.received_s)
         if outcome.response_processing_s > 0:
             self.response_processing_s[()].observe(outcome.response_processing_s)
         if error_code := error_code_of(outcome):
-            self.errors[*labels, error_code].inc()
-        self._count_tokens(labels, outcome)
+            self.errors[*series.labels, error_code].inc()
+        _count_tokens(series, outcome.usage)
         if outcome.cause is EndCause.NATURAL:
-            self._measure(labels, outcome)
+            _measure(series, outcome)
 
-    def _count_tokens(self, labels: tuple[str, ...], outcome: Outcome) -> None:
-        usage = outcome.usage
-        if usage.prompt_tokens:
-            self.input_tokens[labels].observe(usage.prompt_tokens)
-        if usage.completion_tokens:
-            self.output_tokens[labels].observe(usage.completion_tokens)
-        if usage.cached_tokens is not None:
-            self.cached_tokens[labels].observe(usage.cached_tokens)
+    def _series_of(self, request: Request) -> "_Series":
+        labels = self._labels.of(request)
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = _Series(self, labels)
+        return series
 
-    def _measure(self, labels: tuple[str, ...], outcome: Outcome) -> None:
-        self.response_bytes[labels].observe(outcome.response_bytes)
-        duration_s = outcome.ended_s - outcome.received_s
-        if duration_s <= 0:
-            return
-        self.duration_s[labels].observe(duration_s)
-        if outcome.status is None or not 200 <= outcome.status < 300:
-            return
-        if outcome.usage.completion_tokens:
-            self.ntpot_s[labels].observe(duration_s / outcome.usage.completion_tokens)
-        ttft_ms, tpot_ms = outcome.ttft_ms, outcome.tpot_ms
-        if ttft_ms is not None and ttft_ms > 0:
-            self.ttft_s[*labels, "true" if outcome.streamed else "false"].observe(ttft_ms / 1e3)
-        if tpot_ms is not None and tpot_ms > 0:
-            self.tpot_s[labels].observe(tpot_ms / 1e3)
+
+class _Series:
+    """The series of one set of labels, found once: a request counts in a dozen of them."""
+
+    __slots__ = (
+        "cached_tokens",
+        "duration_s",
+        "input_tokens",
+        "itl_s",
+        "labels",
+        "ntpot_s",
+        "output_tokens",
+        "response_bytes",
+        "running",
+        "size_bytes",
+        "total",
+        "tpot_s",
+        "ttft_by_streamed_s",
+    )
+
+    def __init__(self, families: RequestMetrics, labels: LabelSet) -> None:
+        self.labels = labels
+        self.total = families.total[labels]
+        self.running = families.running[labels]
+        self.size_bytes = families.size_bytes[labels]
+        self.response_bytes = families.response_bytes[labels]
+        self.input_tokens = families.input_tokens[labels]
+        self.output_tokens = families.output_tokens[labels]
+        self.cached_tokens = families.cached_tokens[labels]
+        self.duration_s = families.duration_s[labels]
+        self.ntpot_s = families.ntpot_s[labels]
+        self.ttft_by_streamed_s = tuple(families.ttft_s[*labels, streaming] for streaming in ("false", "true"))
+        self.tpot_s = families.tpot_s[labels]
+        self.itl_s = families.itl_s[labels]
+
+
+def _count_tokens(series: _Series, usage: Usage) -> None:
+    prompt_tokens, completion_tokens, cached_tokens = usage
+    if prompt_tokens:
+        series.input_tokens.observe(prompt_tokens)
+    if completion_tokens:
+        series.output_tokens.observe(completion_tokens)
+    if cached_tokens is not None:
+        series.cached_tokens.observe(cached_tokens)
+
+
+def _measure(series: _Series, outcome: Outcome) -> None:
+    series.response_bytes.observe(outcome.response_bytes)
+    duration_s = outcome.ended_s - outcome.received_s
+    if duration_s <= 0:
+        return
+    series.duration_s.observe(duration_s)
+    if outcome.status is None or not 200 <= outcome.status < 300:
+        return
+    if outcome.usage.completion_tokens:
+        series.ntpot_s.observe(duration_s / outcome.usage.completion_tokens)
+    ttft_ms, tpot_ms = outcome.ttft_ms, outcome.tpot_ms
+    if ttft_ms is not None and ttft_ms > 0:
+        series.ttft_by_streamed_s[outcome.streamed].observe(ttft_ms / 1e3)
+    if tpot_ms is not None and tpot_ms > 0:
+        series.tpot_s.observe(tpot_ms / 1e3)
 
 
 def error_code_of(outcome: Outcome) -> str | None:

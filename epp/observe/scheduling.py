@@ -1,8 +1,9 @@
 """Families about decisions: how long they took, what plugins did, and what plugins want counted."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from epp.inference.request import Request
 from epp.observe import buckets
 from epp.observe.cardinality import RequestLabels
 from epp.observe.families import Families
@@ -13,6 +14,9 @@ from epp.scheduling.decision import Decision
 from epp.scheduling.plugin import Plugin
 
 logger = logging.getLogger(__name__)
+
+Observe = Callable[[Observation, Request], None]
+"""Counts what a plugin observed of a request."""
 
 PLUGIN_LABELS = ("extension_point", "plugin_type", "plugin_name")
 FAILURE_LOG_INTERVAL_S = 60.0
@@ -89,21 +93,19 @@ class SchedulingMetrics:
                 "plugin %s (%s) failed at %s", plugin.name, plugin.plugin_type, extension_point, exc_info=error
             )
 
-    def observe(self, seen: Observation) -> bool:
-        """Count what a plugin observed. False: it is none of these families."""
-        labels = (seen.plugin_name, seen.plugin_type)
-        match seen.family:
-            case "prefix_indexer_hit_ratio":
-                self.prefix_hit_ratio[labels].observe(seen.value)
-            case "prefix_indexer_hit_bytes":
-                self.prefix_hit_bytes[labels].observe(seen.value)
-            case "prefix_indexer_size":
-                self.prefix_size[labels].set(seen.value)
-            case _:
-                return False
-        return True
+    def observers(self) -> Mapping[str, Observe]:
+        """Who counts what plugins observe, by family."""
+        return {
+            "prefix_indexer_hit_ratio": lambda seen, _: self.prefix_hit_ratio[_plugin_of(seen)].observe(seen.value),
+            "prefix_indexer_hit_bytes": lambda seen, _: self.prefix_hit_bytes[_plugin_of(seen)].observe(seen.value),
+            "prefix_indexer_size": lambda seen, _: self.prefix_size[_plugin_of(seen)].set(seen.value),
+        }
 
     def not_a_metric(self, seen: Observation) -> None:
         """A plugin observes what nobody counts: a mistake in it."""
         if self._loggable((seen.plugin_name, seen.family)):
             logger.warning("plugin %s observes %s, which is no metric", seen.plugin_name, seen.family)
+
+
+def _plugin_of(seen: Observation) -> tuple[str, str]:
+    return seen.plugin_name, seen.plugin_type
