@@ -32,10 +32,12 @@ class Access:
     def headers(self) -> dict[str, str]:
         """What proves who we are, renewed if it has expired. May run a program and wait for it."""
         configuration = self._configuration
-        authorization = configuration.get_api_key_with_prefix("authorization") or (
-            configuration.get_basic_auth_token() if configuration.username else None
-        )
-        return {} if not authorization else {"Authorization": authorization}
+        # What the key is called has changed between versions of the client; this is the way to it that has not.
+        settings = configuration.auth_settings().values()
+        authorization = next((s["value"] for s in settings if s["in"] == "header" and s["value"]), None)
+        if authorization is None and configuration.username:
+            authorization = configuration.get_basic_auth_token()
+        return {} if authorization is None else {"Authorization": authorization}
 
 
 def load_access(kubeconfig: str | None, environ: Mapping[str, str] = os.environ) -> Access:

@@ -119,8 +119,7 @@ class KubeClient:
                         await self._raise_for(response)
                     yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            said = str(error) or (f"nothing within {timeout_s:g} s" if timeout_s else type(error).__name__)
-            raise ApiFailure(Kind.UNREACHABLE, said) from error
+            raise ApiFailure(Kind.UNREACHABLE, _in_words(error, timeout_s)) from error
 
     async def _raise_for(self, response: aiohttp.ClientResponse) -> None:
         body = await response.content.read(64 * 2**10)
@@ -159,6 +158,19 @@ def _decoded(body: bytes) -> Json:
         return mapping(orjson.loads(body))
     except orjson.JSONDecodeError as error:
         raise ApiFailure(Kind.REFUSED, "an answer that is not JSON") from error
+
+
+def _in_words(error: Exception, timeout_s: float | None) -> str:
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            return f"its certificate: {error.certificate_error}"
+        case aiohttp.ClientConnectorError():
+            return error.os_error.strerror or str(error.os_error) or "cannot connect"
+        case aiohttp.ClientPayloadError():
+            return "the connection broke"
+        case TimeoutError() if timeout_s is not None:
+            return f"nothing within {timeout_s:g} s"
+    return str(error) or type(error).__name__
 
 
 def _event(line: bytes) -> tuple[str, Json]:

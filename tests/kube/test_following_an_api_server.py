@@ -1,0 +1,345 @@
+"""Discovery, objectives and rewrites in this process, against a real API server."""
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from apiserver import ADMIN_TOKEN, ApiServer, Cluster
+from kube_world import (
+    NAMESPACES,
+    POOL,
+    install,
+    objective,
+    pod,
+    pool,
+    rewrite,
+    rule,
+    start_pod,
+    status,
+    truth,
+    uninstall,
+    until,
+)
+from stalling_proxy import StallingProxy
+
+from epp.kube.access import load_access
+from epp.kube.client import KubeClient
+from epp.kube.discovery import KubeDiscovery
+from epp.kube.options import KubeOptions, PodsBySelector, PoolByName
+from epp.kube.policies import Rewrites
+from epp.kube.policy_source import PolicySource
+from epp.kube.reflector import ReflectorTimings
+from epp.kube.resources import LEGACY_GROUP, OBJECTIVES, PODS, POOLS, REWRITES
+from epp.kube.selector import parse_selector
+from epp.pool.store import PoolStore
+
+pytestmark = [pytest.mark.kube, pytest.mark.asyncio(loop_scope="module")]
+
+QUICK = ReflectorTimings(watch_s=2, grace_s=1.0, first_pause_s=0.05, longest_pause_s=0.3, absent_pause_s=0.3)
+LABELS = {"app": "vllm"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(api_server: ApiServer) -> AsyncIterator[Cluster]:
+    async with Cluster(api_server) as cluster:
+        await install(cluster, *POOLS.values())
+        yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def namespace(cluster: Cluster) -> str:
+    name = f"ns-{uuid.uuid4().hex[:8]}"
+    await cluster.create(NAMESPACES, None, {"metadata": {"name": name}})
+    return name
+
+
+class Followed:
+    """Discovery that runs, and the store it fills."""
+
+    def __init__(self, options: KubeOptions, client: KubeClient, timings: ReflectorTimings) -> None:
+        self.errors: list[tuple[str, str]] = []
+        self.store = PoolStore()
+        self.discovery = KubeDiscovery(
+            options,
+            client,
+            self.store,
+            clock=time.monotonic,
+            rng=random.Random(1),
+            on_error=lambda *error: self.errors.append(error),
+            timings=timings,
+        )
+
+    def addresses(self) -> dict[str, str]:
+        return {endpoint.id: endpoint.address for endpoint in self.store.snapshot().endpoints}
+
+
+@asynccontextmanager
+async def following(
+    server: ApiServer, options: KubeOptions, *, kubeconfig: Path | None = None, timings: ReflectorTimings = QUICK
+) -> AsyncIterator[Followed]:
+    client = KubeClient(lambda: load_access(str(kubeconfig or server.kubeconfig)))
+    followed = Followed(options, client, timings)
+    task = asyncio.create_task(followed.discovery.run())
+    try:
+        yield followed
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
+
+
+class Changes:
+    """Random changes of one namespace, and the truth after each."""
+
+    def __init__(self, cluster: Cluster, namespace: str, pool_name: str, seed: int) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._pool_name = pool_name
+        self._rng = random.Random(seed)
+        self._names = [f"pod-{i}" for i in range(12)]
+        self._there: set[str] = set()
+        self._pool: Any = None
+
+    async def one(self) -> str:
+        """Make one; returns what it was."""
+        rng, cluster, ns = self._rng, self._cluster, self._namespace
+        name = rng.choice(self._names)
+        kinds = ["ready", "unready", "relabel", "annotate", "delete", "terminate", "recreate", "fail"] * 3
+        kind = rng.choice([*kinds, "ports", "selector"]) if name in self._there else "create"
+        if kind in ("delete", "recreate"):
+            await cluster.delete(PODS, ns, name)
+        if kind in ("create", "recreate"):
+            await cluster.create(PODS, ns, pod(name, self._labels()))
+            if rng.random() < 0.8:
+                await cluster.patch(PODS, ns, name, status(self._host(), ready=rng.random() < 0.8), status=True)
+        elif kind in ("ready", "unready"):
+            await cluster.patch(PODS, ns, name, status(self._host(), ready=kind == "ready"), status=True)
+        elif kind == "relabel":
+            await cluster.patch(PODS, ns, name, {"metadata": {"labels": self._labels()}})
+        elif kind == "annotate":
+            ports = rng.choice([None, "8000", "8001,8002", "8000,8001,8002,x", ""])
+            await cluster.patch(PODS, ns, name, {"metadata": {"annotations": {"llm-d.ai/active-ports": ports}}})
+        elif kind == "terminate":
+            await cluster.delete(PODS, ns, name, grace_s=60)
+        elif kind == "fail":
+            await cluster.patch(PODS, ns, name, {"status": {"phase": "Failed", "podIP": None}}, status=True)
+        elif kind == "ports":
+            ports = [{"number": port} for port in rng.sample([8000, 8001, 8002], rng.randint(1, 3))]
+            self._pool = await cluster.patch(POOL, ns, self._pool_name, {"spec": {"targetPorts": ports}})
+        elif kind == "selector":
+            labels = {"app": "vllm", "tier": rng.choice([None, "a", "b"])}
+            body = {"spec": {"selector": {"matchLabels": labels}}}
+            self._pool = await cluster.patch(POOL, ns, self._pool_name, body)
+        return f"{kind} {name}"
+
+    async def truth(self) -> dict[str, str]:
+        listed = await self._cluster.get(PODS, self._namespace)
+        self._there = {pod["metadata"]["name"] for pod in listed["items"]}
+        self._pool = self._pool or await self._cluster.get(POOL, self._namespace, self._pool_name)
+        return truth(self._pool, listed["items"])
+
+    def _labels(self) -> dict[str, str]:
+        return {"app": self._rng.choice(["vllm", "vllm", "other"]), "tier": self._rng.choice(["a", "b"])}
+
+    def _host(self) -> str:
+        return f"10.0.{self._rng.randint(0, 255)}.{self._rng.randint(1, 254)}"
+
+
+async def equals_truth(followed: Followed, changes: Changes, what: str) -> None:
+    wanted = await changes.truth()
+    await until(lambda: (what, followed.addresses()), lambda said: said[1] == wanted)
+
+
+async def test_five_hundred_random_changes_are_followed(
+    api_server: ApiServer, cluster: Cluster, namespace: str
+) -> None:
+    await cluster.create(POOL, namespace, pool("p", LABELS, [8000, 8001]))
+    changes = Changes(cluster, namespace, "p", seed=7)
+    sizes = set()
+    async with following(api_server, KubeOptions(PoolByName("p"), namespace)) as followed:
+        for number in range(500):
+            what = await changes.one()
+            await equals_truth(followed, changes, f"{number}: {what}")
+            sizes.add(len(followed.addresses()))
+    assert len(sizes) > 5
+    assert followed.errors == []
+
+
+async def test_a_watch_that_falls_silent_is_noticed_and_healed(
+    api_server: ApiServer, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    """Its connection stays open and carries nothing; deletes that it would have told of are found by a list."""
+    await cluster.create(POOL, namespace, pool("p", LABELS))
+    for number in range(3):
+        await start_pod(cluster, namespace, f"pod-{number}", LABELS, f"10.0.0.{number + 1}")
+    async with StallingProxy(api_server.port) as proxy:
+        api_server.write_kubeconfig(tmp_path / "k", ADMIN_TOKEN, f"https://127.0.0.1:{proxy.port}")
+        options = KubeOptions(PoolByName("p"), namespace)
+        async with following(api_server, options, kubeconfig=tmp_path / "k") as followed:
+            await until(followed.addresses, lambda said: len(said) == 3)
+            proxy.stall()
+            await cluster.delete(PODS, namespace, "pod-0")
+            await cluster.patch(PODS, namespace, "pod-1", status("10.0.0.2", ready=False), status=True)
+            await until(followed.addresses, lambda said: said == {f"{namespace}/pod-2-rank-0": "10.0.0.3:8000"})
+            assert ("pods", "stalled") in followed.errors
+
+
+async def test_a_killed_api_server_and_a_forgotten_history(
+    api_server: ApiServer, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    """While it is gone the last good set stands and grows old. When it is back it has forgotten the version that was
+    heard last, and changed meanwhile."""
+    await cluster.create(POOL, namespace, pool("p", LABELS))
+    for number in range(3):
+        await start_pod(cluster, namespace, f"pod-{number}", LABELS, f"10.0.0.{number + 1}")
+    async with StallingProxy(api_server.port) as proxy:
+        api_server.write_kubeconfig(tmp_path / "k", ADMIN_TOKEN, f"https://127.0.0.1:{proxy.port}")
+        options = KubeOptions(PoolByName("p"), namespace)
+        async with following(api_server, options, kubeconfig=tmp_path / "k") as followed:
+            last_good = await until(followed.addresses, lambda said: len(said) == 3)
+            proxy.refuses = True
+            proxy.cut()
+            await cluster.delete(PODS, namespace, "pod-0")
+            await cluster.delete(PODS, namespace, "pod-1")
+            await start_pod(cluster, namespace, "pod-1", LABELS, "10.0.0.9")
+            await asyncio.to_thread(api_server.kill)
+            await until(lambda: followed.discovery.age_s, lambda age_s: age_s is not None and age_s > 1)
+            assert followed.addresses() == last_good
+            assert followed.discovery.not_ready() == []
+            assert "does not answer" in followed.discovery.state()["problems"][0]
+            await asyncio.to_thread(api_server.compact)
+            await asyncio.to_thread(api_server.start)
+            proxy.refuses = False
+            wanted = {f"{namespace}/pod-1-rank-0": "10.0.0.9:8000", f"{namespace}/pod-2-rank-0": "10.0.0.3:8000"}
+            await until(followed.addresses, lambda said: said == wanted)
+            await until(lambda: followed.discovery.age_s, lambda age_s: age_s is not None and age_s < 1)
+            assert ("pods", "expired") in followed.errors
+            assert followed.discovery.state()["problems"] == []
+
+
+async def test_a_pool_that_goes_and_comes_back(api_server: ApiServer, cluster: Cluster, namespace: str) -> None:
+    await start_pod(cluster, namespace, "pod-0", LABELS, "10.0.0.1")
+    async with following(api_server, KubeOptions(PoolByName("p"), namespace)) as followed:
+        missing = await until(followed.discovery.not_ready, lambda said: "does not exist" in said[0])
+        assert f"inferencepools.inference.networking.k8s.io {namespace}/p" in missing[0]
+        await cluster.create(POOL, namespace, pool("p", {"app": "elsewhere"}))
+        await until(followed.discovery.not_ready, lambda said: "no pod in namespace" in said[0])
+        await cluster.patch(POOL, namespace, "p", {"spec": {"selector": {"matchLabels": LABELS}}})
+        await until(followed.discovery.not_ready, lambda said: said == [])
+        await cluster.patch(PODS, namespace, "pod-0", status("10.0.0.1", ready=False), status=True)
+        await until(followed.discovery.not_ready, lambda said: said == ["1 pods match app=vllm; none is ready"])
+        await cluster.patch(PODS, namespace, "pod-0", status("10.0.0.1", ready=True), status=True)
+        await until(followed.addresses, lambda said: len(said) == 1)
+        await cluster.patch(POOL, namespace, "p", {"metadata": {"finalizers": ["test/kept"]}})
+        await cluster.delete(POOL, namespace, "p")
+        await until(followed.discovery.not_ready, lambda said: said != [] and "is being deleted" in said[0])
+        assert followed.addresses() == {}
+        await cluster.patch(POOL, namespace, "p", {"metadata": {"finalizers": []}})
+        await until(followed.discovery.not_ready, lambda said: "does not exist" in said[0])
+        await cluster.create(POOL, namespace, pool("p", LABELS, [9000]))
+        await until(followed.addresses, lambda said: said == {f"{namespace}/pod-0-rank-0": "10.0.0.1:9000"})
+
+
+async def test_a_pool_of_the_older_group(api_server: ApiServer, cluster: Cluster, namespace: str) -> None:
+    await cluster.create(POOLS[LEGACY_GROUP], namespace, pool("p", LABELS, [8001], resource=POOLS[LEGACY_GROUP]))
+    await start_pod(cluster, namespace, "pod-0", LABELS, "fd00::1")
+    async with following(api_server, KubeOptions(PoolByName("p", LEGACY_GROUP), namespace)) as followed:
+        await until(followed.addresses, lambda said: said == {f"{namespace}/pod-0-rank-0": "[fd00::1]:8001"})
+
+
+async def test_pods_by_a_selector_alone(api_server: ApiServer, cluster: Cluster, namespace: str) -> None:
+    for name, labels in (("a", {"tier": "a"}), ("b", {"tier": "b"}), ("c", {"tier": "a", "canary": "yes"})):
+        await start_pod(cluster, namespace, name, {"app": "vllm", **labels}, f"10.0.0.{ord(name)}")
+    selector = parse_selector("app==vllm, tier in (a,c), !canary")
+    source = PodsBySelector("epp", selector, (8000, 8001))
+    async with following(api_server, KubeOptions(source, namespace)) as followed:
+        ranks = {f"{namespace}/a-rank-0": "10.0.0.97:8000", f"{namespace}/a-rank-1": "10.0.0.97:8001"}
+        await until(followed.addresses, lambda said: said == ranks)
+        await cluster.patch(PODS, namespace, "c", {"metadata": {"labels": {"canary": None}}})
+        await until(followed.addresses, lambda said: len(said) == 4)
+
+
+async def test_what_is_missing_is_named(
+    api_server: ApiServer, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    """A kind that is not installed, a right that is not there, a token that is not known; and it goes on by itself when
+    that is mended."""
+    await cluster.create(POOL, namespace, pool("p", LABELS))
+    await start_pod(cluster, namespace, "pod-0", LABELS, "10.0.0.1")
+    options = KubeOptions(PoolByName("p"), namespace)
+    async with following(api_server, options, kubeconfig=api_server.epp_kubeconfig) as followed:
+        said = await until(followed.discovery.not_ready, lambda said: "forbidden" in said[0])
+        for words in ("the verb list", "inferencepools", '"inference.networking.k8s.io"', f"namespace {namespace}"):
+            assert words in said[0]
+    api_server.write_kubeconfig(tmp_path / "k", "token-of-nobody")
+    async with following(api_server, options, kubeconfig=tmp_path / "k") as followed:
+        await until(followed.discovery.not_ready, lambda said: "credentials" in said[0])
+        api_server.write_kubeconfig(tmp_path / "k", ADMIN_TOKEN)  # the token is rotated
+        await until(followed.addresses, lambda said: len(said) == 1)
+    legacy = POOLS[LEGACY_GROUP]
+    await uninstall(cluster, legacy)
+    async with following(api_server, KubeOptions(PoolByName("p", LEGACY_GROUP), namespace)) as followed:
+        said = await until(followed.discovery.not_ready, lambda said: "not installed" in said[0])
+        assert f"{legacy.name}/v1alpha2" in said[0]
+        await install(cluster, legacy)
+        await cluster.create(legacy, namespace, pool("p", LABELS, resource=legacy))
+        await until(followed.addresses, lambda said: len(said) == 1)
+
+
+async def test_objectives_and_rewrites_of_either_group(api_server: ApiServer, cluster: Cluster, namespace: str) -> None:
+    """None is installed, then the older group, then both: the newer counts, without a restart. Those of other pools
+    never count."""
+    await uninstall(cluster, *OBJECTIVES, *REWRITES)
+    seen: dict[str, Any] = {}
+
+    def apply(priorities: Any, rewrites: Rewrites) -> None:
+        seen.update(priorities=dict(priorities), rewrites=rewrites)
+
+    def target(model: str | None) -> str | None:
+        return seen["rewrites"].resolve(model, random.Random(1))
+
+    client = KubeClient(lambda: load_access(str(api_server.kubeconfig)))
+    source = PoolByName("p")
+    errors: list[Any] = []
+    policies = PolicySource(
+        KubeOptions(source, namespace),
+        source,
+        client,
+        apply,
+        clock=time.monotonic,
+        rng=random.Random(1),
+        on_error=lambda *error: errors.append(error),
+        timings=QUICK,
+    )
+    task = asyncio.create_task(policies.run())
+    try:
+        await until(policies.state, lambda said: len(said["problems"]) == 4)
+        await install(cluster, OBJECTIVES[1], REWRITES[1])
+        await cluster.create(OBJECTIVES[1], namespace, objective("batch", "p", -1, group=LEGACY_GROUP))
+        await cluster.create(OBJECTIVES[1], namespace, objective("plain", "p", None, group=LEGACY_GROUP))
+        await cluster.create(OBJECTIVES[1], namespace, objective("theirs", "q", 5, group=LEGACY_GROUP))
+        old = rewrite("r", "p", [rule("a", to={"old": None})], group=LEGACY_GROUP)
+        await cluster.create(REWRITES[1], namespace, old)
+        await until(lambda: seen.get("priorities"), lambda said: said == {"batch": -1, "plain": 0})
+        await until(lambda: target("a"), lambda said: said == "old")
+        await install(cluster, OBJECTIVES[0], REWRITES[0])
+        await cluster.create(OBJECTIVES[0], namespace, objective("batch", "p", 3))
+        await cluster.create(
+            REWRITES[0], namespace, rewrite("r", "p", [rule("a", to={"new": None}), rule(to={"any": 1})])
+        )
+        await until(lambda: seen.get("priorities"), lambda said: said == {"batch": 3})
+        await until(lambda: [target("a"), target("b"), target(None)], lambda said: said == ["new", "any", "any"])
+        await cluster.delete(OBJECTIVES[0], namespace, "batch")
+        await until(lambda: seen.get("priorities"), lambda said: said == {})
+        assert errors == []
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
