@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
+from epp.inference.rewrite import Rewritten
 from epp.kube.objects import Json, items, mapping, name_of, text, whole
 from epp.kube.resources import POOL_GROUP
 
@@ -48,15 +49,15 @@ class Rule:
     """
     Attributes:
         models: exact names; empty is any model, and no model.
-        targets: model names.
+        targets: where its requests go.
         weights: running sums, one per target, the last is the total.
     """
 
     models: tuple[str, ...]
-    targets: tuple[str, ...]
+    targets: tuple[Rewritten, ...]
     weights: tuple[int, ...]
 
-    def choose(self, rng: random.Random) -> str:
+    def choose(self, rng: random.Random) -> Rewritten:
         if len(self.targets) == 1:
             return self.targets[0]
         return rng.choices(self.targets, cum_weights=self.weights)[0]
@@ -83,7 +84,7 @@ def read_rewrite(obj: Json) -> ModelRewrite:
         _pool_ref(obj),
         name_of(obj),
         text(mapping(obj, "metadata").get("creationTimestamp")),
-        tuple(rule for entry in rules for rule in _read_rule(entry)),
+        tuple(rule for entry in rules for rule in _read_rule(name_of(obj), entry)),
         any(_is_mixed(entry) for entry in rules),
     )
 
@@ -97,7 +98,7 @@ def _is_mixed(rule: Json) -> bool:
     return len({weight is None for _, weight in _weights(rule)}) == 2
 
 
-def _read_rule(rule: Json) -> Iterator[Rule]:
+def _read_rule(by: str, rule: Json) -> Iterator[Rule]:
     """A rule that names no target rewrites nothing, but stands in the way of those behind it."""
     matches = [mapping(match, "model") for match in items(rule.get("matches"))]
     models = tuple(text(m.get("value")) for m in matches if m.get("type", "Exact") == "Exact" and text(m.get("value")))
@@ -107,7 +108,7 @@ def _read_rule(rule: Json) -> Iterator[Rule]:
     if any(weight is not None for _, weight in targets):
         targets = [(name, weight) for name, weight in targets if weight is not None and weight > 0]
     sums = tuple(accumulate(1 if weight is None else weight for _, weight in targets))
-    yield Rule(models, tuple(name for name, _ in targets), sums)
+    yield Rule(models, tuple(Rewritten(model, by) for model, _ in targets), sums)
 
 
 class Rewrites:
@@ -123,7 +124,7 @@ class Rewrites:
                 if not rule.models and self._generic is None:
                     self._generic = rule
 
-    def resolve(self, model: str | None, rng: random.Random) -> str | None:
+    def resolve(self, model: str | None, rng: random.Random) -> Rewritten | None:
         """Where a request for `model` goes instead; `None`: where it wants to."""
         rule = self._generic if model is None else self._exact.get(model, self._generic)
         return rule.choose(rng) if rule is not None and rule.targets else None
@@ -151,7 +152,12 @@ class Policies:
         self._current = {**self._given, **objectives}
         self._rewrites = rewrites
 
-    def resolve_rewrite(self, model: str | None, rng: random.Random) -> str | None:
+    @property
+    def current(self) -> tuple[Mapping[str, int], Rewrites]:
+        """Arguments that would make another `Policies` the same; the very same objects until something changes."""
+        return self._current, self._rewrites
+
+    def resolve_rewrite(self, model: str | None, rng: random.Random) -> Rewritten | None:
         """As `Rewrites.resolve`."""
         return self._rewrites.resolve(model, rng)
 

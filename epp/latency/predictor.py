@@ -280,9 +280,12 @@ class Predictor:
             "dropped_samples": self.dropped_samples,
         }
 
-    def snapshot(self, now_s: float) -> PredictorState:
-        """What should survive a restart, copied: another thread may write it down."""
-        rows = self._buffer.rows(now_s)
+    def snapshot(self, now_s: float, *, with_rows: bool = True) -> PredictorState:
+        """What should survive a restart, copied: another thread may write it down.
+
+        Without rows it is what another predictor can `adopt`.
+        """
+        rows = (self._buffer if with_rows else SampleBuffer(1, 1.0)).rows(now_s)
         return PredictorState(
             model=self._model,
             model_version=self.model_version,
