@@ -1,8 +1,10 @@
 """Reads what Envoy says: one serialized `ProcessingRequest` becomes one `Message`.
 
-Most messages are bodies, and of a body message two fields count. Those are read by hand if they stand as Envoy writes
-them: the body first, and behind it what else the message says, nearly always the same as in the message before. Any
-other message is read by protobuf. Both ways read alike, on any bytes; a property test holds them to it.
+A message is one part of a request or response (headers, body, trailers) and what Envoy says beside it: its modes, with
+the first message, and metadata. What stands beside is the same in message after message, so it is read once and found
+again by its bytes. Of a body two fields count, so those are read by hand. All this holds for messages as Envoy writes
+them, the part first and each field once; any other is read by protobuf alone. Both ways read alike, on any bytes; a
+property test holds them to it.
 """
 
 from collections.abc import Iterable
@@ -11,7 +13,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from google.protobuf.message import DecodeError
-from google.protobuf.struct_pb2 import Value
+from google.protobuf.struct_pb2 import Struct, Value
 
 from epp.wire import ext_proc_pb2 as pb
 from epp.wire.events import BodyMode, Headers
@@ -19,16 +21,19 @@ from epp.wire.names import ACCESS_LOG, DESTINATION_SERVED, DESTINATION_SUBSET, L
 from epp.wire.protobuf import delimited
 from epp.wire.table import Kind, Side
 
-# Tags, which are a field's number and wire type.
-_REQUEST_BODY, _RESPONSE_BODY = 0x22, 0x2A  # of `ProcessingRequest`
-_BODY = 0x0A  # of `HttpBody`
-_ENDS = b"\x10\x01"  # its `end_of_stream`, set
+# The tags (a field's number and wire type) that headers and bodies begin with, and whether it is a body.
+_PARTS = {
+    0x12: (Side.REQUEST, False),
+    0x1A: (Side.RESPONSE, False),
+    0x22: (Side.REQUEST, True),
+    0x2A: (Side.RESPONSE, True),
+}
+# Of `HttpBody`:
+_BODY = 0x0A
+_ENDS = b"\x10\x01"  # `end_of_stream`, set
 
-# What stands behind a body is remembered up to this size: routing metadata is a tenth of it.
+# What stands beside a part is remembered up to this size: routing metadata is a tenth of it.
 _MAX_REMEMBERED_BYTES = 2048
-
-_EMPTY_METADATA = b"\x42\x00"  # what Envoy writes when there is none to forward
-_NOTHING = pb.ProcessingRequest()
 
 
 class ProtocolError(Exception):
@@ -44,6 +49,25 @@ class Modes:
     observing: bool  # Envoy sends copies and takes no answers
 
 
+@dataclass(slots=True)
+class Beside:
+    """What a message says beside its part. Shared by all that say the same, so not to be changed.
+
+    Attributes:
+        modes: the announced ones; FULL_DUPLEX_STREAMED both ways when none are, as gateways use; `None` if one of them
+            is none that we speak.
+        subset: the addresses that the proxy limits the choice to; `None` if this message sets no limit. A limit that
+            cannot be read allows nothing: to ignore it would send a request where it must not go.
+        served_address: the server that Envoy says it used.
+        access_log: Envoy's promise of access log records, as it stands there; see `epp.wire.names.ACCESS_LOG`.
+    """
+
+    modes: Modes | None
+    subset: tuple[str, ...] | None
+    served_address: str | None
+    access_log: str | None
+
+
 class Message:
     """One message of Envoy's.
 
@@ -51,68 +75,28 @@ class Message:
         kind: what part of the request or response it is, and whether it is the last one.
         body: empty unless `kind` is a body.
         headers: those of a headers message; `None` in any other.
+        beside: what else it says.
     """
 
-    __slots__ = ("_beside", "body", "headers", "kind", "side")
+    __slots__ = ("beside", "body", "headers", "kind", "side")
 
-    def __init__(
-        self, side: Side, kind: Kind, body: bytes, headers: Headers | None, beside: pb.ProcessingRequest
-    ) -> None:
-        """`beside`: the message, for all that it says beside its part. Shared, so not to be changed."""
+    def __init__(self, side: Side, kind: Kind, body: bytes, headers: Headers | None, beside: Beside) -> None:
         self.side = side
         self.kind = kind
         self.body = body
         self.headers = headers
-        self._beside = beside
+        self.beside = beside
 
     def modes(self) -> Modes:
-        """The announced modes; FULL_DUPLEX_STREAMED both ways when none are, as gateways use.
-
-        Raises:
-            ProtocolError: a mode that we do not speak.
-        """
-        beside = self._beside
-        if not beside.HasField("protocol_config"):
-            return Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED, beside.observability_mode)
-        config = beside.protocol_config
-        return _modes(config.request_body_mode, config.response_body_mode, beside.observability_mode)
-
-    def subset(self) -> tuple[str, ...] | None:
-        """The addresses that the proxy limits the choice to; `None` if this message sets no limit.
-
-        A limit that cannot be read allows nothing: to ignore it would send a request where it must not go.
-        """
-        hint = self._metadata(SUBSET_NAMESPACE, DESTINATION_SUBSET)
-        if hint is None:
-            return None
-        match hint.WhichOneof("kind"):
-            case "string_value":
-                return _addresses([hint.string_value])
-            case "list_value":
-                # An entry that is no string reads as an empty one, and names no address.
-                return _addresses(entry.string_value for entry in hint.list_value.values)
-            case _:
-                return ()
+        """Raises `ProtocolError` if one of them is none that we speak."""
+        if self.beside.modes is None:
+            raise ProtocolError("the announced body processing mode is not supported")
+        return self.beside.modes
 
     def status(self) -> int | None:
         """The HTTP status of response headers; `None` if it is missing or no number."""
         text = (self.headers.get(":status") if self.headers is not None else None) or ""
         return int(text) if text.isascii() and text.isdigit() and len(text) == 3 else None
-
-    def served_address(self) -> str | None:
-        """The server that Envoy says it used."""
-        served = self._metadata(LB_NAMESPACE, DESTINATION_SERVED)
-        return (served.string_value or None) if served is not None else None
-
-    def access_log(self) -> str | None:
-        """Envoy's promise of access log records, as it stands there; see `epp.wire.names.ACCESS_LOG`."""
-        promise = self._metadata(LB_NAMESPACE, ACCESS_LOG)
-        return (promise.string_value or None) if promise is not None else None
-
-    def _metadata(self, namespace: str, key: str) -> Value | None:
-        # `get`, for indexing a protobuf map would add the key.
-        struct = self._beside.metadata_context.filter_metadata.get(namespace)
-        return None if struct is None else struct.fields.get(key)
 
 
 class Reader:
@@ -122,8 +106,8 @@ class Reader:
 
     def __init__(self, max_headers: int) -> None:
         self._max_headers = max_headers
-        # What stood behind the last body, in bytes and read: it is likely to come again.
-        self._behind = _EMPTY_METADATA
+        # What stood behind the last part, in bytes and read: it is likely to come again.
+        self._behind = b""
         self._beside = _NOTHING
 
     def read(self, data: bytes) -> Message:
@@ -131,22 +115,19 @@ class Reader:
         Raises:
             ProtocolError: the bytes are no `ProcessingRequest`, or hold nothing that we know, or too many headers.
         """
-        tag = data[0] if data else 0
-        if tag in (_RESPONSE_BODY, _REQUEST_BODY):
-            message = self._read_body(Side.RESPONSE if tag == _RESPONSE_BODY else Side.REQUEST, data)
-            if message is not None:
-                return message
-        return decode(data, self._max_headers)
-
-    def _read_body(self, side: Side, data: bytes) -> Message | None:
-        """A body that stands first in its message, as Envoy writes it; `None`: let protobuf see."""
+        message = None
         try:
-            at, stop = delimited(data, 1)
-            start = end = at
-            if at < stop and data[at] == _BODY:
-                start, end = delimited(data, at + 1)
-        except (IndexError, ValueError):
-            return None
+            side, is_body = _PARTS[data[0]]
+            message = self._body(side, data) if is_body else self._headers(side, data)
+        except (LookupError, ValueError, DecodeError):  # unusual at least, and maybe wrong
+            pass
+        return message if message is not None else decode(data, self._max_headers)
+
+    def _body(self, side: Side, data: bytes) -> Message | None:
+        at, stop = delimited(data, 1)
+        start = end = at
+        if at < stop and data[at] == _BODY:
+            start, end = delimited(data, at + 1)
         if stop > len(data) or end > stop:
             return None
         if end == stop:
@@ -155,16 +136,26 @@ class Reader:
             kind = Kind.BODY_END
         else:
             return None
-        behind = data[stop:]
-        if behind != self._behind:
-            beside = _read_rest(behind)
-            if beside is None:
-                return None
-            if len(behind) <= _MAX_REMEMBERED_BYTES:
-                self._behind, self._beside = behind, beside
-        else:
-            beside = self._beside
-        return Message(side, kind, data[start:end], None, beside)
+        beside = self._read_beside(data[stop:])
+        return None if beside is None else Message(side, kind, data[start:end], None, beside)
+
+    def _headers(self, side: Side, data: bytes) -> Message | None:
+        at, stop = delimited(data, 1)
+        beside = self._read_beside(data[stop:])
+        if beside is None or stop > len(data):
+            return None
+        return _headers(side, pb.HttpHeaders.FromString(data[at:stop]), beside, self._max_headers)
+
+    def _read_beside(self, behind: bytes) -> Beside | None:
+        """What these bytes say, which stand behind a part; `None` if they hold a part as well."""
+        if behind == self._behind:
+            return self._beside
+        if len(behind) > _MAX_REMEMBERED_BYTES:
+            return _beside_alone(behind)
+        beside = _known_beside(behind)
+        if beside is not None:
+            self._behind, self._beside = behind, beside
+        return beside
 
 
 def decode(data: bytes, max_headers: int) -> Message:
@@ -177,39 +168,46 @@ def decode(data: bytes, max_headers: int) -> Message:
         proto = pb.ProcessingRequest.FromString(data)
     except DecodeError:
         raise ProtocolError("undecodable message") from None
+    beside = _beside(proto)
     match proto.WhichOneof("request"):
         case "request_headers":
-            message = _headers(Side.REQUEST, proto.request_headers, proto, max_headers)
-            if message.kind is Kind.HEADERS and message.headers is not None and _opens_tunnel(message.headers):
-                message.kind = Kind.TUNNEL
-            return message
+            return _headers(Side.REQUEST, proto.request_headers, beside, max_headers)
         case "response_headers":
-            return _headers(Side.RESPONSE, proto.response_headers, proto, max_headers)
-        case "response_body":
-            return _body(Side.RESPONSE, proto.response_body, proto)
+            return _headers(Side.RESPONSE, proto.response_headers, beside, max_headers)
         case "request_body":
-            return _body(Side.REQUEST, proto.request_body, proto)
+            return _body(Side.REQUEST, proto.request_body, beside)
+        case "response_body":
+            return _body(Side.RESPONSE, proto.response_body, beside)
         case "request_trailers":
-            return Message(Side.REQUEST, Kind.TRAILERS, b"", None, proto)
+            return Message(Side.REQUEST, Kind.TRAILERS, b"", None, beside)
         case "response_trailers":
-            return Message(Side.RESPONSE, Kind.TRAILERS, b"", None, proto)
+            return Message(Side.RESPONSE, Kind.TRAILERS, b"", None, beside)
         case _:
             raise ProtocolError("a message of no known kind")
 
 
-def _body(side: Side, part: pb.HttpBody, proto: pb.ProcessingRequest) -> Message:
-    return Message(side, Kind.BODY_END if part.end_of_stream else Kind.BODY, part.body, None, proto)
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+def _body(side: Side, part: pb.HttpBody, beside: Beside) -> Message:
+    return Message(side, Kind.BODY_END if part.end_of_stream else Kind.BODY, part.body, None, beside)
 
 
 _NAME_AND_VALUE = attrgetter("key", "raw_value")
 
 
-def _headers(side: Side, part: pb.HttpHeaders, proto: pb.ProcessingRequest, max_headers: int) -> Message:
-    headers = part.headers.headers
-    if len(headers) > max_headers:
+def _headers(side: Side, part: pb.HttpHeaders, beside: Beside, max_headers: int) -> Message:
+    entries = part.headers.headers
+    if len(entries) > max_headers:
         raise ProtocolError(f"more than {max_headers} headers")
-    kind = Kind.HEADERS_END if part.end_of_stream else Kind.HEADERS
-    return Message(side, kind, b"", Headers(_plain_values(headers) or _values(headers)), proto)
+    headers = Headers(_plain_values(entries) or _values(entries))
+    if part.end_of_stream:
+        kind = Kind.HEADERS_END
+    elif side is Side.REQUEST and _opens_tunnel(headers):
+        kind = Kind.TUNNEL
+    else:
+        kind = Kind.HEADERS
+    return Message(side, kind, b"", headers, beside)
 
 
 def _plain_values(headers: Iterable[pb.HeaderValue]) -> dict[str, str] | None:
@@ -222,30 +220,11 @@ def _plain_values(headers: Iterable[pb.HeaderValue]) -> dict[str, str] | None:
     except UnicodeDecodeError:
         return None
     names = "".join(values)
-    return values if names == names.lower() and "" not in values.values() else None
+    return values if names.isascii() and names.islower() and "" not in values.values() else None
 
 
 def _values(headers: Iterable[pb.HeaderValue]) -> dict[str, str]:
     return {v.key.lower(): _text(raw) if (raw := v.raw_value) else v.value for v in headers}
-
-
-def _read_rest(behind: bytes) -> pb.ProcessingRequest | None:
-    """What stands behind a part, which by itself is a message without one; `None` if it is not only that."""
-    if not behind:
-        return _NOTHING
-    try:
-        beside = pb.ProcessingRequest.FromString(behind)
-    except DecodeError:
-        return None
-    return beside if beside.WhichOneof("request") is None else None
-
-
-@lru_cache(64)
-def _modes(request: int, response: int, observing: bool) -> Modes:
-    try:
-        return Modes(BodyMode(request), BodyMode(response), observing)
-    except ValueError:
-        raise ProtocolError("the announced body processing mode is not supported") from None
 
 
 def _opens_tunnel(headers: Headers) -> bool:
@@ -266,5 +245,61 @@ def _text(raw: bytes) -> str:
         return raw.decode("latin-1")
 
 
+# --- what stands beside them ------------------------------------------------------------------------------------------
+
+
+def _beside(proto: pb.ProcessingRequest) -> Beside:
+    metadata = proto.metadata_context.filter_metadata
+    if not metadata:
+        return Beside(_modes(proto), None, None, None)
+    # `get`, for indexing a protobuf map would add the key.
+    hint, lb = metadata.get(SUBSET_NAMESPACE), metadata.get(LB_NAMESPACE)
+    subset = None if hint is None else _subset(hint.fields.get(DESTINATION_SUBSET))
+    if lb is None:
+        return Beside(_modes(proto), subset, None, None)
+    return Beside(_modes(proto), subset, _text_in(lb, DESTINATION_SERVED), _text_in(lb, ACCESS_LOG))
+
+
+def _beside_alone(behind: bytes) -> Beside | None:
+    """Of bytes that are a message without a part; `None` if they hold one. Raises `DecodeError`."""
+    proto = pb.ProcessingRequest.FromString(behind)
+    return _beside(proto) if proto.WhichOneof("request") is None else None
+
+
+_known_beside = lru_cache(1024)(_beside_alone)
+
+
+def _modes(proto: pb.ProcessingRequest) -> Modes | None:
+    observing = proto.observability_mode
+    if not proto.HasField("protocol_config"):
+        return Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED, observing)
+    config = proto.protocol_config
+    try:
+        return Modes(BodyMode(config.request_body_mode), BodyMode(config.response_body_mode), observing)
+    except ValueError:
+        return None
+
+
+def _text_in(struct: Struct, key: str) -> str | None:
+    value = struct.fields.get(key)
+    return (value.string_value or None) if value is not None else None
+
+
+def _subset(hint: Value | None) -> tuple[str, ...] | None:
+    if hint is None:
+        return None
+    match hint.WhichOneof("kind"):
+        case "string_value":
+            return _addresses([hint.string_value])
+        case "list_value":
+            # An entry that is no string reads as an empty one, and names no address.
+            return _addresses(entry.string_value for entry in hint.list_value.values)
+        case _:
+            return ()
+
+
 def _addresses(entries: Iterable[str]) -> tuple[str, ...]:
     return tuple(address for entry in entries for part in entry.split(",") if (address := part.strip()))
+
+
+_NOTHING = _beside(pb.ProcessingRequest())

@@ -150,7 +150,7 @@ class Conversation:
         modes = self._modes
         if modes is None:
             modes = self._modes = message.modes()
-            self._access_log = message.access_log()
+            self._access_log = message.beside.access_log
             self._request.follow(table.REQUEST[modes.request])
             self._response.follow(table.RESPONSE[modes.response])
         response = self._response
@@ -319,7 +319,7 @@ class Conversation:
         self._drops_length = rewritten and not end and "content-length" in headers
         if self._observe:
             self._response.owed = not self._observing
-            self._emit(ResponseStarted(status, headers, message.served_address(), end), step)
+            self._emit(ResponseStarted(status, headers, message.beside.served_address, end), step)
         else:
             self._send(Side.RESPONSE, [replies.response_headers({}, self._drops_length)], step)
 

@@ -22,7 +22,7 @@ class Gathering:
         """Remember what a message says beside its bytes. Of several subset hints the last one counts."""
         if message.headers is not None:
             self.headers = message.headers
-        subset = message.subset()
+        subset = message.beside.subset
         if subset is not None:
             self._subset = subset
 

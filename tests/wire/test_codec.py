@@ -25,7 +25,7 @@ def described(read, data):
     except ProtocolError as error:
         modes = str(error)
     headers = None if message.headers is None else dict(message.headers.last_values)
-    about = message.subset(), message.served_address(), message.status(), modes
+    about = message.beside.subset, message.beside.served_address, message.beside.access_log, message.status(), modes
     return message.side, message.kind, bytes(message.body), headers, about
 
 
@@ -104,4 +104,4 @@ def test_what_stands_behind_one_body_is_not_taken_for_that_of_the_next():
 
     reader = Reader(MAX_HEADERS)
     served = ["a:1", "a:1", None, "b:1", "b:1"]
-    assert [reader.read(body(address)).served_address() for address in served] == served
+    assert [reader.read(body(address)).beside.served_address for address in served] == served
