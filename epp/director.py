@@ -18,7 +18,7 @@ from epp.endings import EndCause
 from epp.inference.apis import Parsers, error_style_of
 from epp.inference.parse import BadRequest, parse_request
 from epp.inference.request import Api, ErrorStyle, Prompt, Request, Usage
-from epp.inference.rewrite import splice_model
+from epp.inference.rewrite import Rewritten, insert_model, splice_model
 from epp.ledger import Ledger, Outcome
 from epp.pool.snapshot import Snapshot
 from epp.pool.subset import rows_in_subset
@@ -98,12 +98,14 @@ class Observer(Protocol):
 class DirectorOptions:
     """
     Attributes:
-        objectives: objective name to priority; unknown names have priority 0.
+        objectives: objective name to priority; unknown names have priority 0. It may change at any time.
+        resolve_rewrite: where a request for this model goes instead, on top of what headers say; `None`: stay
         use_subset: honour the proxy's subset hint.
         emit_scores: put every scored endpoint and its score into the `envoy.lb` metadata.
     """
 
     objectives: Mapping[str, int] = field(default_factory=dict)
+    resolve_rewrite: Callable[[str | None, random.Random], Rewritten | None] | None = None
     use_subset: bool = True
     emit_scores: bool = False
 
@@ -191,10 +193,15 @@ class Director:
             return Refusal(Denial.bad_request(parsed.message), error_style_of(api))
         objective = first_of(headers, names.OBJECTIVE)
         target_model, fairness_id = first_of(headers, names.MODEL_REWRITE), first_of(headers, names.FAIRNESS_ID)
-        if objective is None and not target_model and not fairness_id:
+        rewrite = self._options.resolve_rewrite
+        rewritten = (
+            None if rewrite is None or not parsed.has_model else rewrite(target_model or parsed.model, self._rng)
+        )
+        if objective is None and not target_model and not fairness_id and rewritten is None:
             return parsed  # as a rule: clients say nothing of this, and it stands as it was parsed
         return parsed._replace(
-            target_model=target_model or parsed.model,
+            target_model=rewritten.model if rewritten is not None else target_model or parsed.model,
+            rewritten_by="" if rewritten is None else rewritten.by,
             objective=objective,
             priority=self._options.objectives.get(objective, 0) if objective else 0,
             fairness_id=fairness_id or DEFAULT_FAIRNESS_ID,
@@ -391,7 +398,12 @@ def rewritten_body(arrival: Arrival, cycle: Cycle) -> Sequence[bytes] | None:
     request = cycle.request
     if request.target_model is None or request.target_model == request.model or arrival.body is None:
         return None
-    parts = splice_model(arrival.body, request.target_model) if arrival.body_complete else None
+    if not arrival.body_complete:
+        parts = None
+    elif request.model is None and request.has_model:
+        parts = insert_model(arrival.body, request.target_model)
+    else:
+        parts = splice_model(arrival.body, request.target_model)
     if parts is None:
         cycle.notes["model-rewrite"] = "the body has no model that could be replaced"
     return parts

@@ -23,6 +23,11 @@ class Api(Enum):
     OPAQUE = "opaque"  # anything else: routed, never refused
 
 
+_APIS_WITH_MODEL = frozenset(
+    (Api.COMPLETIONS, Api.CHAT, Api.RESPONSES, Api.EMBEDDINGS, Api.IMAGES, Api.MESSAGES, Api.COUNT_TOKENS)
+)
+
+
 class ErrorStyle(Enum):
     """The JSON shape in which an API's clients expect errors."""
 
@@ -79,6 +84,7 @@ class Request(NamedTuple):
         body_bytes: size on the wire.
         priority: from the objective; higher is more important; below 0 may be shed.
         fairness_id: flow of the request.
+        rewritten_by: the name of what changed `target_model`; empty: nothing, or a header.
         generates: the request does inference work (it has a body to run); a bodyless GET does not and is neither
             reserved in the ledger nor recorded in the prefix index.
     """
@@ -99,6 +105,12 @@ class Request(NamedTuple):
     objective: str | None = None
     generates: bool = True
     error_style: ErrorStyle = ErrorStyle.OPENAI
+    rewritten_by: str = ""
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it names a model, or could: APIs of one engine's own know none."""
+        return self.model is not None or (self.generates and self.api in _APIS_WITH_MODEL)
 
 
 class Usage(NamedTuple):

@@ -1,6 +1,7 @@
 """The model's name in a request and in its response, changed in place: every other byte stays as it was."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import orjson
 
@@ -8,6 +9,14 @@ from epp.inference.members import NotAnObjectError, members, string_value
 
 # Where a response names its model: at the top, or in the response or message that an event wraps.
 _WRAPPERS = ("response", "message")
+
+
+class Rewritten(NamedTuple):
+    """Where a request goes instead. `by`: what asked for it, for people."""
+
+    model: str
+    by: str
+
 
 # A longer event or body passes untouched rather than being held.
 MAX_EVENT_BYTES = 1 << 20
@@ -29,6 +38,22 @@ def splice_model(body: bytes, model: str) -> list[bytes] | None:
     except NotAnObjectError:
         return None
     return _replaced(body, spans, orjson.dumps(model)) if spans else None
+
+
+def insert_model(body: bytes, model: str) -> list[bytes] | None:
+    """Name a model in a request body that names none, before its first member.
+
+    Returns:
+        The new body in parts; `None` if the body is no JSON object, or has a `model` of whatever type.
+    """
+    try:
+        keys = [key for key, _, _ in members(body)]
+    except NotAnObjectError:
+        return None
+    if "model" in keys:
+        return None
+    start = body.index(b"{") + 1
+    return [body[:start], b'"model":', orjson.dumps(model), b"," if keys else b"", body[start:]]
 
 
 class ResponseModelRewriter:

@@ -2,7 +2,8 @@
 
 Whoever leads writes its name and the time into the Lease again and again. The others look at it again and again, and
 take it when it has not changed for as long as it says. That is measured on their own clock, from when they saw it
-change, so no two clocks need to agree. The API server lets only one of two writers win: each must name the version it read.
+change, so no two clocks need to agree. Of two who write at once the API server lets one win: each names the version
+that it read.
 
 Leading decides who is ready, and thereby who gets requests; nobody is locked out, and two pickers that both think they
 lead cost some prefix hits. Therefore a leader that cannot reach the API server goes on: when it is the API server that

@@ -15,7 +15,7 @@ from epp.scheduling.decision import Denial
 
 MODEL_SERVER_ERROR = "ModelServerError"
 EVICTED_ERROR = "ResourceExhausted"
-# The only thing that can ask for a rewrite yet.
+# What else asks for a rewrite has a name of its own.
 REWRITE_BY_HEADER = "request-header"
 # Labels of a request that was refused before anything was known of it.
 UNKNOWN_REQUEST = Request(id="")
@@ -95,7 +95,7 @@ class RequestMetrics:
         series.running.inc()
         series.size_bytes.observe(request.body_bytes)
         if request.target_model != request.model:
-            self.rewrites[REWRITE_BY_HEADER, *series.labels[:2]].inc()
+            self.rewrites[request.rewritten_by or REWRITE_BY_HEADER, *series.labels[:2]].inc()
 
     def refused(self, request: Request | None, denial: Denial, seconds: float) -> None:
         labels = self._labels.of(request or UNKNOWN_REQUEST)

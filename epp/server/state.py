@@ -93,6 +93,7 @@ class PickerState:
             rng=rng,
             options=DirectorOptions(
                 objectives=self.policies.priorities,
+                resolve_rewrite=self.policies.resolve_rewrite,
                 use_subset=options.use_subset,
                 emit_scores=options.emit_scores,
             ),

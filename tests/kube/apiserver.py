@@ -105,7 +105,7 @@ class ApiServer:
         self._end(self._processes[1:])
 
     def compact(self) -> None:
-        """Forget all history. Who watches on from an earlier version is told 410, once the server has lost its cache."""
+        """Forget all history. Who watches on from an earlier version is told 410 when the server has lost its cache."""
         head = self._ask_etcd("kv/range", {"key": "AA==", "limit": "1"})["header"]["revision"]
         self._ask_etcd("kv/compaction", {"revision": head, "physical": True})
 

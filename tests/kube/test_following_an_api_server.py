@@ -303,7 +303,8 @@ async def test_objectives_and_rewrites_of_either_group(api_server: ApiServer, cl
         seen.update(priorities=dict(priorities), rewrites=rewrites)
 
     def target(model: str | None) -> str | None:
-        return seen["rewrites"].resolve(model, random.Random(1))
+        rewritten = seen["rewrites"].resolve(model, random.Random(1))
+        return None if rewritten is None else rewritten.model
 
     client = KubeClient(lambda: load_access(str(api_server.kubeconfig)))
     source = PoolByName("p")
