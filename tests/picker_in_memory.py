@@ -24,7 +24,9 @@ from epp.pool.static import parse_endpoints
 from epp.pool.store import PoolStore
 from epp.scheduling.plugin import LatencyPredictor, Services
 from epp.scheduling.registry import Registry
+from epp.server.access_log.awaiting import AccessLog
 from epp.server.exchange import Exchange, ExchangeOptions
+from epp.server.watching import PaceBudget, Watching
 from epp.wire.conversation import Limits
 
 ADDRESSES = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
@@ -100,7 +102,7 @@ class Talk:
     def __init__(self, world: "World", options: ExchangeOptions) -> None:
         self.stream = FakeStream()
         self.exchange = Exchange(
-            self.stream, world.director, options, clock=world.clock, call_later=world.clock.call_later
+            self.stream, world.director, options, world.watching, clock=world.clock, call_later=world.clock.call_later
         )
         self._replies: list[bytes] = []
 
@@ -127,6 +129,7 @@ class World:
         seed: int = 7,
         director: DirectorOptions | None = None,
         max_request_body_bytes: int = 1 << 20,
+        watched_to_the_end: bool = False,
         predictor: LatencyPredictor | None = None,
     ) -> None:
         self.clock = Clock()
@@ -156,6 +159,9 @@ class World:
             options=director,
         )
         self._options = ExchangeOptions(limits=Limits(max_request_body_bytes=max_request_body_bytes))
+        counted = self.metrics.access_log
+        self.access_log = AccessLog("world", counted, clock=self.clock, call_later=self.clock.call_later)
+        self.watching = Watching(self.access_log, counted, PaceBudget(self.clock), lambda: watched_to_the_end)
         for address in ADDRESSES:
             self.report(address, IDLE)
 

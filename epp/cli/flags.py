@@ -99,6 +99,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def ratio(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
+    return value
+
+
 def port(text: str) -> int:
     """A TCP port; 0 is any free one."""
     if not text.isdecimal() or int(text) > 65535:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from epp.cli.flags import add_bool, add_duration, add_port, add_size
+from epp.cli.flags import add_bool, add_duration, add_port, add_size, ratio
 from epp.cli.kube_flags import add_kube_flags, kube_options
 from epp.cli.llmd_flags import add_flags_without_effect
 from epp.kube.options import KubeOptions
@@ -129,6 +129,14 @@ def add_serve(commands: Any) -> None:
         help="priority of requests that name this objective in a header; below 0 may be shed; repeatable",
     )
     add_bool(routing, "--disable-endpoint-subset-filter", not d.use_subset, "ignore the proxy's subset hint")
+    routing.add_argument(
+        "--observe-responses",
+        type=ratio,
+        default=d.observe_responses_ratio,
+        metavar="RATIO",
+        help="how many of the streamed responses are watched to their end, 0 to 1, although their first tokens and "
+        "Envoy's access log tell enough (default %(default)s)",
+    )
     add_bool(routing, "--emit-endpoint-scores", d.emit_scores, "put every candidate's score into the envoy.lb metadata")
     routing.add_argument(
         "--model-file",
@@ -190,6 +198,7 @@ def _run(arguments: argparse.Namespace) -> int:
             staleness_s=arguments.metrics_staleness_threshold,
             use_subset=not arguments.disable_endpoint_subset_filter,
             emit_scores=arguments.emit_endpoint_scores,
+            observe_responses_ratio=arguments.observe_responses,
             stream_metrics=arguments.enable_grpc_stream_metrics,
             legacy_metrics=arguments.legacy_metrics,
             objectives=_objectives(arguments.objective),

@@ -7,6 +7,7 @@ from prometheus_client.registry import Collector
 
 from epp.inference.request import Request
 from epp.ledger import Ledger, Outcome
+from epp.observe.access_log import AccessLogMetrics
 from epp.observe.cardinality import RequestLabels
 from epp.observe.families import Families
 from epp.observe.latency import LatencyMetrics
@@ -31,6 +32,7 @@ class Metrics:
         plugins: the framework's `Recorder`.
         streams: a transport's observer; `None` when streams are not counted.
         signals: errors of reading signals.
+        access_log: Envoy's access log, and responses that are let go of.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Metrics:
         self.latency = LatencyMetrics(families, labels, objectives)
         self._observers = {**self.plugins.observers(), **self.latency.observers()}
         self.signals = SignalMetrics(families)
+        self.access_log = AccessLogMetrics(families)
         self.streams = StreamMetrics(families) if stream_metrics else None
         self._info = families.gauge("info", "What is running. Always 1.", ("commit", "build_ref"))
         self._info["", build_ref].set(1)  # llm-d's label `commit`: an installed package knows none

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import random
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,7 @@ import uvloop
 from epp.ledger import Ledger
 from epp.observe import logs
 from epp.server import serving, upkeep
+from epp.server.access_log.service import AccessLogService
 from epp.server.admin import AdminServer
 from epp.server.drain import Shutdown, drain
 from epp.server.grpc_transport import health_server
@@ -55,9 +57,12 @@ class Picker:
         learns_remotely = options.training_server_url is not None
         self._state = PickerState(options, time.monotonic, Ledger(), on_sample=outbox.add if learns_remotely else None)
         self._upkeep = Upkeep(self._state, outbox, rng)
-        exchanges = serving.ExchangeMaker(self._state.director(rng), options)
+        metrics = self._state.metrics
+        watching = serving.watching(options, metrics.access_log, time.monotonic, secrets.token_hex(4))
+        exchanges = serving.ExchangeMaker(self._state.director(rng), options, watching)
+        self._access_logs = AccessLogService(watching.access_log.deliver, metrics.access_log)
         self._health = HealthState(lambda: [*self._state.not_ready(), *self._upkeep.not_ready()])
-        self._transport = serving.transport(options, exchanges, self._health, self._state.metrics.streams)
+        self._transport = serving.transport(options, exchanges, self._access_logs, self._health, metrics.streams)
         self._health_server = health_server(
             self._health, [TcpAddress(options.grpc_health_port, "--grpc-health-port", options.host)]
         )
@@ -85,7 +90,7 @@ class Picker:
             await self._upkeep.stand_down()
             await drain(
                 self._health,
-                [self._transport],
+                [self._transport, self._access_logs],
                 shutdown,
                 drain_timeout_s=self._options.drain_timeout_s,
                 grace_s=serving.CLOSING_GRACE_S,

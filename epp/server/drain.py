@@ -5,11 +5,19 @@ import logging
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from epp.server.health import HealthState
-from epp.server.transport import Transport
 
 logger = logging.getLogger(__name__)
+
+
+class Draining(Protocol):
+    """Whatever has open streams. As of `epp.server.transport.Transport`."""
+
+    async def drain(self, grace_s: float) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 class Shutdown:
@@ -35,7 +43,7 @@ class Shutdown:
 
 async def drain(
     health: HealthState,
-    transports: Sequence[Transport],
+    transports: Sequence[Draining],
     shutdown: Shutdown,
     *,
     drain_timeout_s: float,

@@ -2,10 +2,14 @@
 
 Everything here is synchronous: a message goes in, the replies that are due come out. What happens without a message, a
 deadline that passes, is sent through the stream.
+
+A stream may be over before its request is. A response is let go of as soon as enough is known of it, where Envoy's
+modes allow it and its access log tells us the end; and where a stream ends in a way that can mean two things, a client
+that left or a server that broke off, the log is asked which it was.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from epp.director import Arrival, Assignment, Director, Refusal
@@ -13,10 +17,11 @@ from epp.endings import EndCause
 from epp.inference.errors import error_body
 from epp.inference.request import Usage
 from epp.inference.rewrite import ResponseModelRewriter
-from epp.inference.usage import merge_sse_usage, usage_from_ends, usage_from_json
 from epp.scheduling.decision import Denial
-from epp.server.first_token import FirstToken
+from epp.server.access_log.awaiting import Awaited
+from epp.server.access_log.ending import Ending
 from epp.server.transport import Stream
+from epp.server.watching import PACE_EVENTS, ResponseWatch, Watching, WatchOptions
 from epp.wire.conversation import Conversation, Limits
 from epp.wire.events import (
     BodyTooLarge,
@@ -29,7 +34,6 @@ from epp.wire.events import (
     Route,
 )
 from epp.wire.names import DROPPED_REASON
-from epp.wire.window import BodyWindow
 
 
 class Timer(Protocol):
@@ -43,16 +47,12 @@ class ExchangeOptions:
         limits: of the conversation.
         request_timeout_s: from the headers of a request to the end of its body. Envoy enforces none of its own in
             FULL_DUPLEX_STREAMED.
-        head_bytes: how much of a response's start is kept to read usage from.
-        stream_tail_bytes, json_tail_bytes: and of its end. Usage is in the last events of a stream, and stands near the
-            end of a JSON body, though not always: one of usual length is kept whole.
+        watch: of the response.
     """
 
     limits: Limits
     request_timeout_s: float = 60.0
-    head_bytes: int = 4096
-    stream_tail_bytes: int = 16 * 1024
-    json_tail_bytes: int = 512 * 1024
+    watch: WatchOptions = field(default_factory=WatchOptions)
 
 
 class Exchange:
@@ -63,6 +63,7 @@ class Exchange:
         stream: Stream,
         director: Director,
         options: ExchangeOptions,
+        watching: Watching,
         *,
         clock: Callable[[], float],
         call_later: Callable[[float, Callable[[], None]], Timer],
@@ -70,14 +71,16 @@ class Exchange:
         self._stream = stream
         self._director = director
         self._options = options
+        self._watching = watching
         self._clock = clock
         self._call_later = call_later
         self._conversation = Conversation(options.limits)
         self._received_s: float | None = None
         self._deadline: Timer | None = None
         self._assignment: Assignment | None = None
-        self._window: BodyWindow | None = None
-        self._first_token: FirstToken | None = None
+        self._watch: ResponseWatch | None = None
+        self._awaited: Awaited | None = None  # Envoy's record of the request, if it promises one
+        self._may_let_go = False
         self._broken = False
 
     @property
@@ -114,6 +117,8 @@ class Exchange:
         self._cancel_deadline()
         if self._assignment is not None:  # an error may have swallowed the end; otherwise this changes nothing
             self._director.end(self._assignment, EndCause.LOST, Usage())
+        if self._awaited is not None:
+            self._awaited.forget()
 
     def _on_event(self, event: Event) -> list[bytes]:
         match event:
@@ -147,15 +152,22 @@ class Exchange:
         if isinstance(answer, Refusal):
             return self._reject(answer)
         self._assignment = answer
-        return self._conversation.route(
+        awaited = self._watching.access_log.expect(self._conversation.access_log)
+        replies = self._conversation.route(
             Route(
                 destination=answer.decision.destination,
                 set_headers=answer.cycle.set_headers,
                 body=answer.body,
                 scores=self._director.scores(answer),
                 rewrite_response=self._response_rewriter(answer),
+                watched_as=None if awaited is None else awaited.name,
             )
         )
+        if awaited is not None and not replies:  # too late: Envoy will not know the name
+            awaited.forget()
+        else:
+            self._awaited = awaited
+        return replies
 
     def _response_rewriter(self, assignment: Assignment) -> Callable[[bytes, bool], bytes] | None:
         """Give the client its own model name back, if the request went out under another one."""
@@ -209,44 +221,92 @@ class Exchange:
         added = self._director.response_started(
             self._assignment, started.status, started.headers.last_values, started.served_address
         )
-        options = self._options
-        tail_bytes = options.stream_tail_bytes if self._assignment.streamed else options.json_tail_bytes
-        self._window = BodyWindow(options.head_bytes, tail_bytes)
-        encoding = started.headers.get("content-encoding") or "identity"
-        self._first_token = FirstToken(
-            self._assignment.request.api,
-            readable_events=self._assignment.streamed and encoding.strip().lower() == "identity",
-        )
+        self._watch = self._start_watching(self._assignment, started)
         return self._conversation.respond(added)
 
+    def _start_watching(self, assignment: Assignment, started: ResponseStarted) -> ResponseWatch:
+        watching, streamed = self._watching, assignment.streamed
+        to_the_end = self._director.observes_chunks or watching.to_the_end()
+        # JSON comes in few chunks, however many tokens it is, and its usage is read from them.
+        self._may_let_go = streamed and self._awaited is not None and not to_the_end
+        pace_events: int | None = PACE_EVENTS
+        if to_the_end:
+            pace_events = None
+        elif self._may_let_go and watching.access_log.relied_on and not watching.paces.take():
+            pace_events = 0
+        encoding = started.headers.get("content-encoding") or "identity"
+        return ResponseWatch(
+            assignment.request.api,
+            self._options.watch,
+            streamed=streamed,
+            readable_events=streamed and encoding.strip().lower() == "identity",
+            pace_events=pace_events,
+        )
+
     def _observe(self, body: ResponseBody) -> None:
-        if self._assignment is not None and self._window is not None and self._first_token is not None:
-            self._window.feed(body.data)
-            if self._first_token.feed(body.data):
-                self._director.first_token(self._assignment)
-            self._director.response_body(self._assignment, body.data)
+        assignment, watch, data = self._assignment, self._watch, body.data
+        if assignment is None or watch is None or not data:
+            return
+        if watch.looking:
+            if watch.feed(data, self._clock()):
+                self._director.first_token(assignment)
+            self._director.response_body(assignment, data)
+        else:
+            watch.feed(data, 0.0)
+        if self._may_let_go and not watch.looking and self._watching.access_log.relied_on:
+            self._let_go(assignment, watch)
+
+    def _let_go(self, assignment: Assignment, watch: ResponseWatch) -> None:
+        """Enough is known of the response; its end will be in its record. If Envoy's modes do not allow it, they never
+        will."""
+        self._may_let_go = False
+        if self._awaited is None or not self._conversation.let_go():
+            return
+        awaited, self._awaited, self._assignment = self._awaited, None, None
+        self._director.let_go(assignment)
+        self._watching.observer.response_let_go()
+        awaited.let_go(self._ending(assignment, watch, EndCause.LOST, watch.usage()))
 
     def _end(self, cause: EndCause) -> None:
         self._cancel_deadline()
-        if self._assignment is None:
+        assignment, self._assignment = self._assignment, None
+        if assignment is None:
             return
-        usage = Usage()
+        watch, usage = self._watch, Usage()
         try:
-            usage = self._usage(self._assignment)
+            if watch is not None:
+                usage = watch.usage()
         finally:  # whatever a response may hold, its reservation ends with it
-            token_events = 0 if self._first_token is None else self._first_token.token_events
-            self._director.end(self._assignment, cause, usage, token_events)
+            awaited, self._awaited = self._awaited, None
+            ending = self._ending(assignment, watch, cause, usage, seen_s=self._clock())
+            if awaited is None:
+                ending(None)
+            elif cause is EndCause.CLIENT_GONE and self._watching.access_log.relied_on:
+                awaited.over(ending)
+            else:
+                ending(None)
+                if cause is EndCause.LOST:
+                    awaited.forget()
+                else:
+                    awaited.over()
 
-    def _usage(self, assignment: Assignment) -> Usage:
-        """Token counts from what was kept of the response."""
-        usage = Usage()
-        if self._window is None:
-            return usage
-        if not assignment.streamed:
-            api, whole = assignment.request.api, self._window.whole
-            if whole is None:
-                return usage_from_ends(api, self._window.head, self._window.tail)
-            return usage_from_json(api, whole)
-        for payload in self._window.payloads():
-            usage = merge_sse_usage(assignment.request.api, payload, usage)
-        return usage
+    def _ending(
+        self,
+        assignment: Assignment,
+        watch: ResponseWatch | None,
+        otherwise: EndCause,
+        usage: Usage,
+        seen_s: float | None = None,
+    ) -> Ending:
+        return Ending(
+            self._director,
+            assignment,
+            self._clock,
+            delivered=self._conversation.delivered,
+            otherwise=otherwise,
+            usage=usage,
+            response_bytes=0 if watch is None else watch.response_bytes,
+            token_events=0 if watch is None else watch.token_events,
+            counted_s=None if watch is None else watch.counted_s,
+            seen_s=seen_s,
+        )

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from epp.server.access_log.service import ACCESS_LOG_METHOD
 from epp.server.health import HealthService, HealthState
 from epp.server.listen import Address, TcpAddress
 from epp.server.transport import METHOD, Exchange, ExchangeFactory, StreamObserver
@@ -113,11 +114,14 @@ def ext_proc_server(
     health: HealthState,
     observer: StreamObserver | None = None,
     *,
+    access_logs: ExchangeFactory | None = None,
     credentials: grpc.ServerCredentials | None = None,
     options: GrpcOptions | None = None,
 ) -> GrpcServer:
-    """The ext_proc service and, on the same port, health."""
-    handlers = [_ProcessHandler(exchanges, observer), HealthService(health).handler()]
+    """The ext_proc service and, on the same port, health, and the access log service if there is one."""
+    handlers = [_StreamHandler(METHOD, exchanges, observer), HealthService(health).handler()]
+    if access_logs is not None:
+        handlers.append(_StreamHandler(ACCESS_LOG_METHOD, access_logs, None))
     return GrpcServer(handlers, addresses, credentials=credentials, options=options)
 
 
@@ -126,14 +130,17 @@ def health_server(health: HealthState, addresses: Sequence[Address]) -> GrpcServ
     return GrpcServer([HealthService(health).handler()], addresses)
 
 
-class _ProcessHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    def __init__(self, exchanges: ExchangeFactory, observer: StreamObserver | None) -> None:
+class _StreamHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """One method whose calls are answered by exchanges."""
+
+    def __init__(self, path: str, exchanges: ExchangeFactory, observer: StreamObserver | None) -> None:
+        self._path = path
         self._exchanges = exchanges
         self._observer = observer
         self._method = grpc.stream_stream_rpc_method_handler(self._process)  # no serializers: bytes in, bytes out
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return self._method if handler_call_details.method == METHOD else None
+        return self._method if handler_call_details.method == self._path else None
 
     async def _process(self, _: object, context: aio.ServicerContext[bytes, bytes]) -> None:
         loop = asyncio.get_running_loop()

@@ -33,6 +33,7 @@ class ServeOptions:
         objectives: objective name to priority.
         legacy_metrics: also write every family under its older name.
         seed: of the random generator; `None` takes one from the operating system.
+        observe_responses_ratio: of the responses that could be let go of, how many are watched to their end, 0 to 1.
         ports_file: where the ports really bound are written as JSON, once serving.
     """
 
@@ -68,6 +69,7 @@ class ServeOptions:
     prediction_server_urls: Sequence[str] = ()
     objectives: Mapping[str, int] = field(default_factory=dict)
     seed: int | None = None
+    observe_responses_ratio: float = 0.0
     ports_file: str | None = None
     verbosity: int = 2
     log_format: str = "json"

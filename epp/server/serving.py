@@ -3,14 +3,18 @@
 import asyncio
 import json
 import os
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from epp.director import Director
+from epp.observe.access_log import AccessLogMetrics
 from epp.observe.streams import StreamMetrics
 from epp.problem import Problem
+from epp.server.access_log.awaiting import AccessLog
+from epp.server.access_log.service import AccessLogService
 from epp.server.exchange import Exchange, ExchangeOptions
 from epp.server.grpc_transport import GrpcOptions, ext_proc_server
 from epp.server.health import HealthState
@@ -21,6 +25,7 @@ from epp.server.listen import TcpAddress, UnixAddress
 from epp.server.options import ServeOptions
 from epp.server.tls import CertificateDirectory, CertificateSource, grpc_credentials, load_pair, self_signed_now
 from epp.server.transport import Stream, Transport
+from epp.server.watching import PaceBudget, Watching
 from epp.wire.conversation import Limits
 
 # After draining, open streams get this long to finish. Long generations are cut off by then; with the recommended
@@ -31,8 +36,9 @@ CLOSING_GRACE_S = 60.0
 class ExchangeMaker:
     """Makes the exchange of each new stream."""
 
-    def __init__(self, director: Director, options: ServeOptions) -> None:
+    def __init__(self, director: Director, options: ServeOptions, watching: Watching) -> None:
         self._director = director
+        self._watching = watching
         self._options = ExchangeOptions(
             limits=Limits(max_request_body_bytes=options.max_request_body_bytes),
             request_timeout_s=options.request_timeout_s,
@@ -40,11 +46,30 @@ class ExchangeMaker:
 
     def __call__(self, stream: Stream) -> Exchange:
         loop = asyncio.get_running_loop()
-        return Exchange(stream, self._director, self._options, clock=time.monotonic, call_later=loop.call_later)
+        return Exchange(
+            stream, self._director, self._options, self._watching, clock=time.monotonic, call_later=loop.call_later
+        )
+
+
+def watching(
+    options: ServeOptions, metrics: AccessLogMetrics, clock: Callable[[], float], access_log_tag: str
+) -> Watching:
+    """What exchanges share to learn from responses. `access_log_tag`: see `AccessLog`."""
+
+    def call_later(delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, call)
+
+    access_log = AccessLog(access_log_tag, metrics, clock=clock, call_later=call_later)
+    chance, ratio = random.Random(options.seed), options.observe_responses_ratio
+    return Watching(access_log, metrics, PaceBudget(clock), lambda: chance.random() < ratio)
 
 
 def transport(
-    options: ServeOptions, exchanges: ExchangeMaker, health: HealthState, streams: StreamMetrics | None
+    options: ServeOptions,
+    exchanges: ExchangeMaker,
+    access_logs: AccessLogService,
+    health: HealthState,
+    streams: StreamMetrics | None,
 ) -> Transport:
     """`streams`: who counts them. Raises `Problem` for a certificate that cannot be used."""
     addresses = ext_proc_addresses(options)
@@ -55,6 +80,7 @@ def transport(
             addresses,
             health,
             streams,
+            access_logs=access_logs,
             tls=None if source is None else tls_context(source),
             options=LeanOptions(max_receive_bytes=options.max_message_bytes),
         )
@@ -63,6 +89,7 @@ def transport(
         addresses,
         health,
         streams,
+        access_logs=access_logs,
         credentials=None if source is None else grpc_credentials(source),
         options=GrpcOptions(max_receive_bytes=options.max_message_bytes),
     )

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from picker_in_memory import ADDRESSES, THREE_ADDRESSES, Talk, World
 
 from epp.director import DirectorOptions
-from epp.server import exchange as exchange_module
+from epp.server import watching
 from epp.wire.codec import ProtocolError
 
 LONG_PROMPT = "once upon a time " * 200
@@ -293,7 +293,7 @@ def test_a_bug_in_reading_usage_costs_the_usage_and_not_the_release(monkeypatch:
         raise ZeroDivisionError
 
     world = World()
-    monkeypatch.setattr(exchange_module, "merge_sse_usage", explode)
+    monkeypatch.setattr(watching, "first_usage", explode)
     talk = world.post(COMPLETION)
     with pytest.raises(ZeroDivisionError):
         answer(talk)

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from epp.server.access_log.service import ACCESS_LOG_METHOD
 from epp.server.health import HealthService, HealthState
 from epp.server.lean.health import health_methods
 from epp.server.lean.limits import LeanOptions
@@ -149,10 +150,16 @@ def lean_server(
     health: HealthState,
     observer: StreamObserver | None = None,
     *,
+    access_logs: ExchangeFactory | None = None,
     tls: ssl.SSLContext | None = None,
     options: LeanOptions | None = None,
     on_connections: Callable[[int], None] | None = None,
 ) -> LeanServer:
-    """The ext_proc service and, on the same port, health. `on_connections`: see `LeanServer`."""
+    """The ext_proc service and, on the same port, health, and the access log service if there is one.
+
+    `on_connections`: see `LeanServer`.
+    """
     methods = {METHOD.encode(): Method(exchanges, observer), **health_methods(HealthService(health))}
+    if access_logs is not None:
+        methods[ACCESS_LOG_METHOD.encode()] = Method(access_logs)
     return LeanServer(methods, addresses, tls=tls, options=options, on_connections=on_connections)
