@@ -41,7 +41,8 @@ from typing import ClassVar, NamedTuple
 from epp.endings import EndCause
 from epp.wire import replies, table
 from epp.wire.access_log import watched_as
-from epp.wire.codec import Message, Modes, Reader
+from epp.wire.beside import Modes
+from epp.wire.codec import Message, Reader
 from epp.wire.direction import Direction
 from epp.wire.events import (
     BodyMode,
