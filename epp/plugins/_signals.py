@@ -26,15 +26,25 @@ def is_fresh(candidates: Candidates, now_s: float, stale_after_s: float = STALE_
 
 
 def fresh(column: FloatArray, candidates: Candidates, now_s: float, stale_after_s: float = STALE_AFTER_S) -> FloatArray:
-    """A snapshot's column cut down to the candidates, NaN where it is unknown or too old."""
-    return np.where(is_fresh(candidates, now_s, stale_after_s), candidates.take(column), np.nan)
+    """A snapshot's column cut down to the candidates, NaN where it is unknown or too old. Not to be written to."""
+    values = candidates.take(column)
+    if not len(values):
+        return values
+    # As a rule all are fresh: the oldest is. (If one was never read, it is NaN, which compares false.)
+    oldest_s = np.minimum.reduce(candidates.take(candidates.snapshot.current_until_s))
+    if now_s - oldest_s <= stale_after_s:
+        return values
+    return np.where(is_fresh(candidates, now_s, stale_after_s), values, np.nan)
 
 
 def known_or_mean(values: FloatArray) -> FloatArray | None:
     """Unknown (NaN) values replaced by the mean of the known ones; `None` when nothing is known."""
+    if not values.size:
+        return None
+    lowest = np.minimum.reduce(values)
+    if lowest == lowest:  # as a rule: no NaN among them
+        return values
     unknown = np.isnan(values)
-    if not unknown.any():
-        return values if values.size else None
     if unknown.all():
         return None
     return np.where(unknown, values[~unknown].mean(), values)
@@ -46,5 +56,5 @@ def neutral(candidates: Candidates) -> FloatArray:
 
 def lowest_is_best(values: FloatArray) -> FloatArray:
     """1 for the lowest value, 0 for the highest, linear between; 1 for all when all are equal."""
-    low, high = values.min(), values.max()
+    low, high = np.minimum.reduce(values), np.maximum.reduce(values)
     return np.ones_like(values) if high == low else (high - values) / (high - low)

@@ -117,29 +117,35 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook, Repli
             self._follow(snapshot)
         block_size_tokens = self._block_size_tokens
         prompt = cycle.get(DEFAULT_PROMPT)
-        matched, chains = np.zeros(len(snapshot)), []
+        chains: list[list[int]] = []
+        total_blocks, matched = 0, None
         if prompt is not None:
             block_bytes, limit = block_size_tokens * prompt.bytes_per_token, self._block_limit
-            chains = [block_hashes(data, prompt.seed, block_bytes, limit) for data in prompt.prompts]
-            for chain in chains:
-                matched += self._index.match(chain, snapshot)
+            for data in prompt.prompts:
+                chain = block_hashes(data, prompt.seed, block_bytes, limit)
+                held = self._index.match(chain, snapshot)
+                matched = held if matched is None else matched + held
+                total_blocks += len(chain)
+                chains.append(chain)
         cycle.state[self.name] = chains
-        cycle.publish(self._key, PrefixMatch(matched, sum(map(len, chains)), block_size_tokens))
+        if matched is None:
+            matched = np.zeros(len(snapshot))
+        cycle.data[self._key] = PrefixMatch(matched, total_blocks, block_size_tokens)
 
     def pre_request(self, cycle: Cycle, decision: Decision) -> None:
-        chosen = [decision.endpoints[0].id]
-        if (prefill := prefill_row(decision)) is not None:
-            chosen.append(decision.snapshot.endpoints[prefill].id)
-        for endpoint_id in dict.fromkeys(chosen):
-            self._record(cycle, decision, endpoint_id)
+        chosen = decision.endpoints[0].id
+        self._record(cycle, decision, chosen)
+        prefill = prefill_row(decision)
+        if prefill is not None and decision.snapshot.endpoints[prefill].id != chosen:
+            self._record(cycle, decision, decision.snapshot.endpoints[prefill].id)
         match = cycle.get(self._key)
         if match is not None and match.total_blocks > 0:
-            row = decision.snapshot.row_by_id[decision.endpoints[0].id]
-            self._observe(cycle, "prefix_indexer_size", self.indexed_blocks)
-            self._observe(cycle, "prefix_indexer_hit_ratio", match.ratio[row])
-            hit_tokens = match.match_blocks[row] * match.block_size_tokens
+            hit_blocks = float(match.match_blocks[decision.snapshot.row_by_id[chosen]])
             prompt = cycle.get(DEFAULT_PROMPT)
-            self._observe(cycle, "prefix_indexer_hit_bytes", hit_tokens * prompt.bytes_per_token if prompt else 0)
+            block_bytes = match.block_size_tokens * prompt.bytes_per_token if prompt else 0
+            self._observe(cycle, "prefix_indexer_size", self.indexed_blocks)
+            self._observe(cycle, "prefix_indexer_hit_ratio", hit_blocks / match.total_blocks)
+            self._observe(cycle, "prefix_indexer_hit_bytes", hit_blocks * block_bytes)
 
     def response_headers(
         self, cycle: Cycle, decision: Decision, status: int | None, headers: Mapping[str, str], served: str | None
@@ -195,7 +201,7 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook, Repli
                     self.tell((endpoint_id, self._address_by_id[endpoint_id], array("Q", chain).tobytes()))
 
     def _observe(self, cycle: Cycle, family: str, value: float) -> None:
-        cycle.observations.append(Observation(family, float(value), self.name, self.plugin_type))
+        cycle.observations.append(Observation(family, value, self.name, self.plugin_type))
 
     def _capacity_blocks(self, signals: EndpointSignals) -> int:
         if self._auto_tune and signals.kv_blocks and signals.kv_block_size_tokens:

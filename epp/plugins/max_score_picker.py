@@ -20,8 +20,9 @@ class MaxScorePicker(CountingPicker):
 
     def pick(self, cycle: Cycle, candidates: Candidates, totals: FloatArray) -> Sequence[int]:
         if self.count == 1:
-            best = np.flatnonzero(totals == totals.max())
-            return (int(candidates.rows[cycle.rng.choice(best)]),)
+            best = totals.argmax()
+            ties = (totals == totals[best]).nonzero()[0]
+            return (int(candidates.rows[best if len(ties) == 1 else cycle.rng.choice(ties)]),)
         shuffled = np.array(cycle.rng.sample(range(len(candidates)), len(candidates)))
         order = shuffled[np.argsort(-totals[shuffled], kind="stable")]
         return [int(row) for row in candidates.rows[order[: self.count]]]

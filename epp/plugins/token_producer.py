@@ -51,29 +51,33 @@ class TokenProducer(Producer):
                 "and tokens are counted by estimate"
             )
         self._estimate = parameters.estimate
+        self._key = TOKENIZED_PROMPT.by(name)
 
     @property
     def produces(self) -> Sequence[DataKey[Any]]:
-        return (TOKENIZED_PROMPT.by(self.name),)
+        return (self._key,)
 
     def produce(self, cycle: Cycle, candidates: Candidates) -> None:
         request = cycle.request
         if not request.generates or not request.prompts:
             return
-        hints = video_hints_of(request.headers)
         media_tokens_left = MAX_MEDIA_TOKENS_PER_REQUEST
         rendered = []
+        hints: VideoHints | None = None
         for prompt in request.prompts:
+            parts = prompt.parts
+            if len(parts) == 1 and isinstance(parts[0], bytes):
+                rendered.append(parts[0])
+                continue
+            if hints is None:
+                hints = video_hints_of(request.headers)
             data, media_tokens = self._render(prompt, hints, media_tokens_left)
             media_tokens_left -= media_tokens
             rendered.append(data)
-        value = TokenizedPrompt(tuple(rendered), seed_of(request), BYTES_PER_TOKEN)
-        cycle.publish(TOKENIZED_PROMPT.by(self.name), value)
+        cycle.data[self._key] = TokenizedPrompt(tuple(rendered), seed_of(request), BYTES_PER_TOKEN)
 
     def _render(self, prompt: Prompt, hints: VideoHints, media_tokens_left: int) -> tuple[bytes, int]:
         """The prompt's bytes, and how many of its tokens stand for media."""
-        if len(prompt.parts) == 1 and isinstance(prompt.parts[0], bytes):
-            return prompt.parts[0], 0
         pieces: list[bytes] = []
         length = media_tokens = 0
         for part in prompt.parts:

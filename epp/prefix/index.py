@@ -1,39 +1,58 @@
 """Which endpoint has probably cached which prompt prefix: an index of what we ourselves sent where.
 
-One table from block hash to a bit mask, one bit (slot) per endpoint. A lookup walks the request's chain once and keeps
-the endpoints that held every block so far, so a match is contiguous from the start, as it is in an engine's cache, and
-its cost does not grow with the pool. Each endpoint also has its blocks in the order of their last use, to forget the
-oldest when its capacity is reached. Blocks are entered from the end of a prompt to its head: the head is always the
-youngest, so a prefix loses its tail first and never becomes unreachable from its start.
+One table from block hash to a bit mask, one bit (slot) per endpoint. Each endpoint also has its blocks in the order of
+their last use, to forget the oldest when its capacity is reached. Blocks are entered from the end of a prompt to its
+head: the head is always the youngest, so a prefix loses its tail first and never becomes unreachable from its start.
+
+Hence, along a chain, the set of endpoints that hold a block only shrinks, and a lookup need not walk the chain: where
+the endpoints at two places are the same they are the same in between, and where they differ the place is found by
+halving. A chain of a thousand blocks is looked up in a dozen steps for each length at which somebody drops out.
 
 Memory is bounded twice: per endpoint by what its own cache could hold, and in all by `max_bytes`; beyond that the
-endpoint with the most blocks gives up its oldest.
+endpoint with the most blocks gives up its oldest. It is kept small by sharing: a hash is one object in both tables, and
+so is a mask in all blocks of a chain that the same endpoints hold.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from epp.pool.snapshot import FloatArray, Snapshot
 
-ENTRY_BYTES = 240
-"""Memory of a block on one endpoint when no other endpoint has it: hash, table entry, mask, place in the order of use.
+ENTRY_BYTES = 156
+"""Memory of a block on one endpoint when no other endpoint has it: hash, and an entry in two tables.
 
-Measured on CPython 3.11: 160 when the tables are just full, 240 when they have just grown. A mask takes 4 more bytes
-for every 30 slots."""
+Measured on CPython 3.11 by `benchmarks.memory`: 94 when both tables are just full, 154 when both have just grown. On
+each further endpoint it is 30 to 92 more. A mask of several endpoints takes 4 bytes for every 30 slots, at most once
+per block."""
 
 
 class _Slot:
-    """One endpoint: its bit, and its blocks, oldest use first."""
+    """One endpoint: its bit, and its blocks.
 
-    __slots__ = ("bit", "blocks", "endpoint_id")
+    Attributes:
+        blocks: oldest use first. The value is the key itself: the object that the other table has, too.
+        leaving: the oldest of `blocks`, taken out of it some at a time, the very oldest last. To find the first entry
+            of a table that has lost its first ones means to pass over all their places; the last one is found at once.
+    """
+
+    __slots__ = ("bit", "blocks", "endpoint_id", "leaving")
 
     def __init__(self, endpoint_id: str, number: int) -> None:
         self.endpoint_id = endpoint_id
         self.bit = 1 << number
-        self.blocks: OrderedDict[int, None] = OrderedDict()
+        self.blocks: dict[int, int] = {}
+        self.leaving: dict[int, int] = {}
+
+    def pop_oldest(self) -> int:
+        if not self.leaving:
+            oldest = list(islice(self.blocks, len(self.blocks) // 64 + 16))
+            self.leaving = dict.fromkeys(reversed(oldest), 0)
+        block, _ = self.leaving.popitem()
+        del self.blocks[block]
+        return block
 
 
 class PrefixIndex:
@@ -61,42 +80,62 @@ class PrefixIndex:
     def blocks_by_endpoint(self) -> Mapping[str, int]:
         return {slot.endpoint_id: len(slot.blocks) for slot in self._by_id.values()}
 
+    def blocks_of(self, endpoint_id: str) -> list[int]:
+        """Its blocks, the one used last first: in this order they can be inserted elsewhere."""
+        slot = self._by_id.get(endpoint_id)
+        return [] if slot is None else list(reversed(slot.blocks))
+
     def match(self, hashes: Sequence[int], snapshot: Snapshot) -> FloatArray:
-        """Blocks of the chain that each endpoint holds without a gap from the start, in the order of `snapshot`."""
+        """Blocks of the chain that each endpoint holds, from its start on, in the order of `snapshot`."""
         matched = np.zeros(len(snapshot) + 1)
-        rows = self._rows(snapshot)
-        holding = self._holders.get(hashes[0], 0) if hashes else 0
-        for count, block in enumerate(hashes):
-            still = holding & self._holders.get(block, 0)
-            if still != holding:
-                matched[rows[_slots_in(holding ^ still)]] = count
-                holding = still
-            if not holding:
-                break
+        get = self._holders.get
+        holding = get(hashes[0], 0) if hashes else 0
         if holding:
+            rows = self._rows(snapshot)
+            last = len(hashes) - 1
+            at_end = get(hashes[last], 0)
+            at = 0  # all of `holding` hold this block
+            while at < last and holding & at_end != holding:
+                beyond = last  # and not all of them this one
+                while beyond - at > 1:
+                    middle = (at + beyond) // 2
+                    if holding & get(hashes[middle], 0) == holding:
+                        at = middle
+                    else:
+                        beyond = middle
+                still = holding & get(hashes[beyond], 0)
+                matched[rows[_slots_in(holding ^ still)]] = beyond
+                at, holding = beyond, still
+                if not holding:
+                    return matched[:-1]
             matched[rows[_slots_in(holding)]] = len(hashes)
         return matched[:-1]
 
     def insert(self, endpoint_id: str, hashes: Sequence[int], capacity_blocks: int) -> None:
         """The endpoint will have this chain cached. It is remembered with at most `capacity_blocks` blocks in all."""
         slot = self._by_id.get(endpoint_id) or self._new_slot(endpoint_id)
-        blocks, holders, bit = slot.blocks, self._holders, slot.bit
+        blocks, leaving, holders, bit = slot.blocks, slot.leaving, self._holders, slot.bit
         before = len(blocks)
+        seen = joined = 0  # a mask of this chain, and the same with our bit: computed once, shared by all its blocks
         for block in reversed(hashes[:capacity_blocks]):
-            if block in blocks:
-                blocks.move_to_end(block)
+            known = blocks.pop(block, None)
+            if known is not None:  # to the end of the order
+                blocks[known] = known
+                if leaving:
+                    leaving.pop(known, None)
+                continue
+            blocks[block] = block
+            mask = holders.get(block, 0)
+            if not mask:
+                holders[block] = bit
             else:
-                blocks[block] = None
-                holders[block] = holders.get(block, 0) | bit
+                if mask is not seen:
+                    seen, joined = mask, mask | bit
+                holders[block] = joined
         self._blocks += len(blocks) - before
         self._drop_oldest(slot, len(blocks) - capacity_blocks)
         while (excess := self._blocks - self._max_bytes // self._entry_bytes) > 0:
             self._drop_oldest(max(self._by_id.values(), key=lambda s: len(s.blocks)), excess)
-
-    def blocks_of(self, endpoint_id: str) -> list[int]:
-        """Its blocks, the one used last first: in this order they can be inserted elsewhere."""
-        slot = self._by_id.get(endpoint_id)
-        return [] if slot is None else list(reversed(slot.blocks))
 
     def forget(self, endpoint_id: str) -> None:
         """The endpoint is gone, or came back empty: nothing is cached there. O(its blocks)."""
@@ -131,14 +170,23 @@ class PrefixIndex:
 
     def _drop_oldest(self, slot: _Slot, count: int) -> None:
         holders, bit = self._holders, slot.bit
-        for _ in range(min(count, len(slot.blocks))):
-            block, _unused = slot.blocks.popitem(last=False)
-            left = holders[block] ^ bit
-            if left:
-                holders[block] = left
-            else:
+        count = min(count, len(slot.blocks))
+        seen = left = 0  # as in `insert`
+        for _ in range(count):
+            block = slot.pop_oldest()
+            mask = holders[block]
+            if mask == bit:
                 del holders[block]
-            self._blocks -= 1
+                continue
+            if mask is not seen:
+                seen, left = mask, self._shared(mask ^ bit)
+            holders[block] = left
+        self._blocks -= max(count, 0)
+
+    def _shared(self, mask: int) -> int:
+        """An equal mask; of one endpoint, the one that all its blocks share."""
+        slot = self._slots[mask.bit_length() - 1] if mask & (mask - 1) == 0 else None
+        return mask if slot is None else slot.bit
 
 
 def _slots_in(mask: int) -> int | npt.NDArray[np.intp]:

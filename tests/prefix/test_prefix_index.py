@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from epp.pool.endpoint import Endpoint
 from epp.pool.snapshot import Snapshot
+from epp.prefix.hashing import HASH_BITS
 from epp.prefix.index import ENTRY_BYTES, PrefixIndex
 
 PLENTY = 1 << 30
@@ -126,7 +127,7 @@ def test_many_endpoints_share_one_prefix():
 @pytest.mark.parametrize("blocks", [5_000, 50_000])
 def test_real_memory_is_what_the_documentation_says(blocks):
     rng = random.Random(7)
-    chains = [[rng.getrandbits(64) for _ in range(500)] for _ in range(blocks // 500)]
+    chains = [[rng.getrandbits(HASH_BITS) for _ in range(500)] for _ in range(blocks // 500)]
     tracemalloc.start()
     try:
         index = PrefixIndex(PLENTY)
@@ -170,11 +171,13 @@ class NaiveIndex:
         return next((i for i, block in enumerate(hashes) if block not in held), len(hashes))
 
 
-CHAINS = st.builds(
-    lambda head, tail: list(range(1, head + 1)) + list(range(100 * tail, 100 * tail + tail)),
-    st.integers(0, 6),
-    st.integers(0, 4),
-)
+def chain_of(head: int, tail: int) -> list[int]:
+    """As hashes are chained: blocks that stand behind different heads are different blocks."""
+    first = 1000 * (head + 1) + 100 * tail
+    return [*range(1, head + 1), *range(first, first + tail)]
+
+
+CHAINS = st.builds(chain_of, st.integers(0, 6), st.integers(0, 4))
 NAMES = st.sampled_from(["a", "b", "c"])
 
 
