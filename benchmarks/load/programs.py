@@ -1,6 +1,6 @@
 """The two C programs: compiled when first used, started, and what they report.
 
-    with Upstream(interval_us=2000) as upstream:
+    with Upstream() as upstream:
         result = run_load(Load(port=upstream.port, connections=8, seconds=1.0))
 
 Python does not make the load: on a machine with two cores it would measure itself. `load.c` and `upstream.c` say what
@@ -61,13 +61,12 @@ class Upstream:
         pid: of the process.
     """
 
-    def __init__(self, *, interval_us: float = 0.0, first_gap_us: float = 1000.0, model: str = "bench") -> None:
-        self._options = [f"interval_us={interval_us}", f"first_gap_us={first_gap_us}", f"model={model}"]
+    def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self.port = 0
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen([compiled("upstream"), *self._options], stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen([compiled("upstream")], stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -105,6 +104,7 @@ class Load:
         shared_bytes, groups: the prefix that requests of one group have in common.
         max_tokens: of each answer.
         stream: 0 for a JSON answer.
+        interval_us: between two events of a streamed answer; 0 is as fast as they are taken.
         headers: more of them, `name: value`.
     """
 
@@ -122,6 +122,7 @@ class Load:
     groups: int = 0
     max_tokens: int = 100
     stream: int = 1
+    interval_us: int = 0
     headers: Sequence[str] = ()
 
     def arguments(self) -> list[str]:
@@ -131,8 +132,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What came of it. Latencies are from the scheduled time in an open loop, from sending in a closed one; `None`
-    when nothing was completed between the marks.
+    """What came of it. Latencies are from the scheduled time in an open loop, from sending in a closed one.
 
     Attributes:
         seconds: between the marks.
@@ -148,12 +148,12 @@ class LoadResult:
     total_completed: int
     total_bytes: int
     unfinished: int
-    total_p50_us: int | None
-    total_p90_us: int | None
-    total_p99_us: int | None
-    first_p50_us: int | None
-    first_p90_us: int | None
-    first_p99_us: int | None
+    total_p50_us: int
+    total_p90_us: int
+    total_p99_us: int
+    first_p50_us: int
+    first_p90_us: int
+    first_p99_us: int
 
 
 def run_load(load: Load, at_mark: Callable[[], None] = lambda: None) -> LoadResult:
@@ -163,7 +163,7 @@ def run_load(load: Load, at_mark: Callable[[], None] = lambda: None) -> LoadResu
         at_mark: called when the measured time begins and when it ends.
 
     Raises:
-        LoadError: a request failed, or the program did.
+        LoadError: a request failed, or the program did, or no request was completed between the marks.
     """
     process = subprocess.Popen(
         [compiled("load"), *load.arguments()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -186,6 +186,8 @@ def run_load(load: Load, at_mark: Callable[[], None] = lambda: None) -> LoadResu
     result = marks["result"]
     if result["errors"]:
         raise LoadError(f"{result['errors']} of {result['started']} requests failed, the last: {result['last_error']}")
+    if not result["samples"]:
+        raise LoadError(f"no request was completed within {load.seconds:g} s")
     begin, end = marks["begin"], marks["end"]
     latencies = {name: result[name] for name in result if name.endswith("_us")}
     return LoadResult(

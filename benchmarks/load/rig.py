@@ -4,12 +4,14 @@
         with_picker = rig.through(Load(rig.port, connections=64))
         alone = rig.alone(Load(rig.alone_port, connections=64))
 
-The picker has one core for itself; Envoy, load and model servers share the others. A figure is CPU time of a process
+The picker has cores for itself; Envoy, load and model servers share the others. A figure is CPU time of a process
 between two marks of the load generator, divided by the requests completed between them.
 """
 
 import asyncio
 import os
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +42,7 @@ schedulingProfiles:
 PROFILES: Mapping[str, str | None] = {"random": RANDOM_CONFIG, "llm-d": None, "predicted": PREDICTED_LATENCY_CONFIG}
 NEVER = "24h"
 _MODEL_TIMEOUT_S = 40.0
+_ROUND_ROBIN = "type.googleapis.com/envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin"
 
 
 # --- cores ------------------------------------------------------------------------------------------------------------
@@ -71,6 +74,11 @@ def pinned(cores: frozenset[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def end_on_sigterm() -> None:
+    """Let a SIGTERM end this process as an exception, so that what it has started ends too."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 # --- one measurement --------------------------------------------------------------------------------------------------
 
 
@@ -95,6 +103,15 @@ class Sample:
         return self.result.chunks / self.result.completed
 
 
+def family(pid: int) -> list[int]:
+    """A process and all that it has started, and so on."""
+    children: list[str] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # the thread has ended meanwhile
+            children += (task / "children").read_text().split()
+    return [pid, *(found for child in children for found in family(int(child)))]
+
+
 def measure(load: Load, processes: Mapping[str, Sequence[int]]) -> Sample:
     """Send the load and see what it costs whom.
 
@@ -110,8 +127,6 @@ def measure(load: Load, processes: Mapping[str, Sequence[int]]) -> Sample:
         readings.append({name: sum(map(cpu_seconds, pids)) for name, pids in processes.items()})
 
     result = run_load(load, read)
-    if not result.completed:
-        raise LoadError(f"no request was completed within {load.seconds:g} s")
     spent = {name: readings[1][name] - readings[0][name] for name in processes}
     return Sample(
         result,
@@ -152,18 +167,8 @@ def bootstrap_without_picker(endpoints: Sequence[str]) -> Bootstrap:
     manager["http_filters"] = manager["http_filters"][-1:]
     manager.pop("access_log", None)
     (servers,) = (cluster for cluster in resources["clusters"] if cluster["name"] == "model_servers")
-    servers["load_balancing_policy"] = {
-        "policies": [
-            {
-                "typed_extension_config": {
-                    "name": "envoy.load_balancing_policies.round_robin",
-                    "typed_config": {
-                        "@type": "type.googleapis.com/envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin"
-                    },
-                }
-            }
-        ]
-    }
+    policy = {"name": "envoy.load_balancing_policies.round_robin", "typed_config": {"@type": _ROUND_ROBIN}}
+    servers["load_balancing_policy"] = {"policies": [{"typed_extension_config": policy}]}
     resources["clusters"] = [servers]
     return config
 
@@ -173,17 +178,17 @@ class Rig:
 
     Args:
         upstream: model servers that run already and go on running; by default its own.
-        envoy_threads: of the Envoy with a picker.
+        envoy_apart: False puts both Envoys on the picker's cores, so that a whole data path has them and no others.
 
     Attributes:
         port, alone_port: of the two Envoys.
     """
 
-    def __init__(self, setup: Setup, upstream: Upstream | None = None, envoy_threads: int | None = None) -> None:
+    def __init__(self, setup: Setup, upstream: Upstream | None = None, envoy_apart: bool = True) -> None:
         self.setup = setup
         self.cores = Cores.split(setup.picker_cores)
         self._upstream = upstream
-        self._envoy_threads = envoy_threads or len(self.cores.rest)
+        self._envoy_cores = self.cores.rest if envoy_apart else self.cores.picker
         self._exit = ExitStack()
 
     def __enter__(self) -> Self:
@@ -195,19 +200,20 @@ class Rig:
                     self._upstream = stack.enter_context(Upstream())
             addresses = self._upstream.addresses(self.setup.endpoints)
             self._start_picker(stack, addresses)
-            with pinned(self.cores.rest):
+            with pinned(self._envoy_cores):
+                threads = len(self._envoy_cores)
                 bootstrap = render_bootstrap(
                     self.setup.bootstrap,
                     epp_address=f"127.0.0.1:{self.picker.ports['grpc']}",
                     epp_tls=False,
                     endpoints=addresses,
                 )
-                self.envoy = stack.enter_context(EnvoyProxy(bootstrap, concurrency=self._envoy_threads))
-                self._alone = stack.enter_context(
-                    EnvoyProxy(bootstrap_without_picker(addresses), concurrency=self._envoy_threads)
+                self.envoy = stack.enter_context(EnvoyProxy(bootstrap, concurrency=threads))
+                self.alone_envoy = stack.enter_context(
+                    EnvoyProxy(bootstrap_without_picker(addresses), concurrency=threads)
                 )
             self.port = urlsplit(self.envoy.url).port or 0
-            self.alone_port = urlsplit(self._alone.url).port or 0
+            self.alone_port = urlsplit(self.alone_envoy.url).port or 0
             self._exit = stack.pop_all()
         return self
 
@@ -236,7 +242,7 @@ class Rig:
     def alone(self, load: Load) -> Sample:
         """Envoy without one: cost of `envoy`."""
         with pinned(self.cores.rest):
-            return measure(replace(load, port=self.alone_port), {"envoy": [self._alone.pid]})
+            return measure(replace(load, port=self.alone_port), {"envoy": [self.alone_envoy.pid]})
 
     def idle_picker_ratio(self, seconds: float = 1.0) -> float:
         """CPU of the picker without any request, of one core."""

@@ -5,8 +5,8 @@
  * It listens on 0.0.0.0, so 127.0.0.1, 127.0.0.2, ... are as many servers; running requests are counted by address.
  * How many tokens are wanted (max_tokens) and whether they are streamed is what the request says. A streamed answer is
  * one event per token, each an HTTP chunk of its own; the second comes first_gap_us after the first, the others
- * interval_us apart, or as fast as they are taken for 0. A request may ask for another interval in a header,
- * x-interval-us. The tail carries the usage. */
+ * interval_us apart, or as fast as they are taken for 0. A request may ask for another interval in its
+ * body, "user":"interval_us=5000", which every proxy passes on. The tail carries the usage. */
 #include "common.h"
 
 #include <arpa/inet.h>
@@ -142,8 +142,7 @@ static void complete(struct conn *c, int64_t now) {
     if (c->tokens < 1 || c->tokens > 1000000) c->tokens = 16;
     c->prompt_tokens = c->body_bytes / 4 + 1;
     c->id = served + 1;
-    const char *asked = http_header(&c->request, "\r\nx-interval-us:");
-    c->interval_ns = (asked ? strtod(asked, NULL) : interval_us) * 1e3;
+    c->interval_ns = number_of(c, "\"interval_us=", interval_us) * 1e3;
     c->sent = 0;
     if (streamed) {
         c->out_bytes += sprintf(room_for(c, 256), "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nserver: uvicorn\r\ntransfer-encoding: chunked\r\n\r\n");
