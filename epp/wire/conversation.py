@@ -94,13 +94,16 @@ _SERVER_TIME = "x-envoy-upstream-service-time"
 
 
 class Conversation:
-    """One ext_proc stream: one HTTP request and its response."""
+    """One ext_proc stream: one HTTP request and its response.
+
+    Attributes:
+        finished: nothing more will be sent: the transport may end the stream with OK.
+    """
 
     __slots__ = (
         "_access_log",
         "_answered",
         "_by_envoy",
-        "_closed",
         "_drops_length",
         "_ended",
         "_gathering",
@@ -113,6 +116,7 @@ class Conversation:
         "_response",
         "_rewrite",
         "_routed",
+        "finished",
     )
 
     def __init__(self, limits: Limits = Limits()) -> None:
@@ -134,7 +138,7 @@ class Conversation:
         self._answered: EndCause | None = None  # we answered the client ourselves
         self._let_go = False
         self._ended = False
-        self._closed = False
+        self.finished = False
 
     # --- for the transport -------------------------------------------------------------------------------------------
 
@@ -167,6 +171,7 @@ class Conversation:
         self._PERFORM[action](self, message, step)
         if response.state is State.DONE:
             self._end(step.events, self.delivered)
+            self.finished = not response.owed
         if modes.observing:
             step.replies.clear()
         return step
@@ -178,7 +183,7 @@ class Conversation:
             broken: the transport or the protocol failed, so nothing is known. Not for a stream that Envoy reset:
                 Envoy half-closes at the end of an exchange and resets soon after, whichever is noticed first.
         """
-        self._closed = True
+        self.finished = True
         events: list[Event] = []
         if self._let_go:
             return events
@@ -192,13 +197,6 @@ class Conversation:
             cause = EndCause.CLIENT_GONE
         self._end(events, cause)
         return events
-
-    @property
-    def finished(self) -> bool:
-        """Nothing more will be sent: the transport may end the stream with OK."""
-        if self._closed or self._let_go or self._answered is not None:
-            return True
-        return self._response.state is State.DONE and not self._response.owed
 
     @property
     def phase(self) -> Phase:
@@ -250,6 +248,7 @@ class Conversation:
         if self._modes is None or self._ended or self.finished or self._observing:
             return []
         self._answered = EndCause.EVICTED if self._routed else EndCause.REJECTED
+        self.finished = True
         self._ready = None
         self._request.drop()
         self._response.drop()
@@ -265,6 +264,7 @@ class Conversation:
             return []
         if not self._response.owed:
             raise RuntimeError("no response waits to be answered")
+        self.finished = self._response.state is State.DONE
         return self._response.settle([replies.response_headers(set_headers, self._drops_length)])
 
     def let_go(self) -> bool:
@@ -280,6 +280,7 @@ class Conversation:
             and request.state in (State.DONE, State.UNSEEN)
         )
         self._let_go = safe and response.state is State.RELAYING and not (self._ended or self.finished)
+        self.finished = self.finished or self._let_go
         return self._let_go
 
     @property
