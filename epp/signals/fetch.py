@@ -7,6 +7,7 @@ is closed; the next reading opens another.
 
 import asyncio
 import ssl
+from collections.abc import Iterable
 from typing import cast
 
 from yarl import URL
@@ -30,7 +31,8 @@ class PageConnection:
         self._context = context
         self._timeout_s = timeout_s
         self._max_page_bytes = max_page_bytes
-        self._request = _request(url)
+        self._url = url
+        self._requests: dict[tuple[str, ...], bytes] = {}
         self._wire: _Wire | None = None
 
     def close(self) -> None:
@@ -38,35 +40,41 @@ class PageConnection:
             self._wire.close()
             self._wire = None
 
-    async def fetch(self) -> bytes:
-        """The body of the page.
+    async def fetch(self, names: tuple[str, ...] = ()) -> bytes:
+        """The body of the page; with `names`, asked only for the families of these names.
 
         Raises:
             ScrapeError: there is none within the bounds.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._fetch()
+                return await self._fetch(self._request(names))
         except TimeoutError as error:
             raise ScrapeError(ScrapeErrorKind.TIMEOUT, f"nothing complete in {self._timeout_s:g} s") from error
         except OSError as error:
             raise _scrape_error(error) from error
 
-    async def _fetch(self) -> bytes:
+    def _request(self, names: tuple[str, ...]) -> bytes:
+        request = self._requests.get(names)
+        if request is None:
+            request = self._requests[names] = request_bytes(self._url, names)
+        return request
+
+    async def _fetch(self, request: bytes) -> bytes:
         if self._wire is not None and self._wire.is_open:
             wire = self._wire
             try:
-                return await self._ask(wire)
+                return await self._ask(wire, request)
             except ScrapeError:
                 if not wire.was_lost_unheard:
                     raise
                 # It was closing the connection when we asked, as a server may that keeps it open for a while only.
-        return await self._ask(await self._connect())
+        return await self._ask(await self._connect(), request)
 
-    async def _ask(self, wire: "_Wire") -> bytes:
+    async def _ask(self, wire: "_Wire", request: bytes) -> bytes:
         self._wire = None
         try:
-            page = await wire.ask(self._request, PageResponse(self._max_page_bytes))
+            page = await wire.ask(request, PageResponse(self._max_page_bytes))
         except BaseException:
             wire.close()
             raise
@@ -145,11 +153,13 @@ def _scrape_error(error: Exception) -> ScrapeError:
     return ScrapeError(ScrapeErrorKind.CONNECTION, reason or str(error) or type(error).__name__)
 
 
-def _request(url: URL) -> bytes:
-    # Packing costs the model server more than it saves on a local network, so it is not asked for.
-    host = url.raw_host or ""
-    shown = join_host_port(host, url.port or 0) if not url.is_default_port() else f"[{host}]" if ":" in host else host
+def request_bytes(url: URL, names: Iterable[str] = ()) -> bytes:
+    """What asks for the page at `url`, or for the families of `names` on it.
+
+    Packing costs the model server more than it saves on a local network, so it is not asked for.
+    """
     return (
-        f"GET {url.raw_path_qs} HTTP/1.1\r\nHost: {shown}\r\nUser-Agent: headroom-epp\r\n"
+        f"GET {url.extend_query([('name[]', name) for name in names]).raw_path_qs} HTTP/1.1\r\n"
+        f"Host: {join_host_port(url.raw_host or '', url.port or 0)}\r\nUser-Agent: headroom-epp\r\n"
         "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n\r\n"
     ).encode()

@@ -65,6 +65,8 @@ class MetricSpec:
     def of(self, samples: Samples) -> list[Sample]:
         """The series that match."""
         series = samples.get(self.family, ())
+        if not self.labels:
+            return list(series)
         return [s for s in series if all(s.labels.get(name) == value for name, value in self.labels)]
 
 
@@ -152,7 +154,7 @@ def totals(mapping: EngineMapping, samples: Samples) -> Mapping[str, float]:
     return {family: total for family, total in sums.items() if total is not None}
 
 
-def extract(mapping: EngineMapping, samples: Samples, scraped_at_s: float) -> EndpointSignals:
+def extract(mapping: EngineMapping, samples: Samples, scraped_at_s: float | None) -> EndpointSignals:
     """The signals of one endpoint from the samples of its page, by the rules of the module's text.
 
     How often the server was restarted cannot be told from one page alone.

@@ -13,25 +13,20 @@ Servers that failed last time share a few slots of their own. So however many ha
 
 import asyncio
 import logging
-import math
 import random
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
-from yarl import URL
-
 from epp.pool.endpoint import Endpoint
-from epp.pool.snapshot import EndpointSignals
 from epp.pool.store import EndpointChanges, PoolStore
 from epp.signals.engines import Engines
 from epp.signals.errors import ScrapeError, ScrapeErrorKind
 from epp.signals.fetch import PageConnection
-from epp.signals.mapping import EngineMapping, extract, totals
 from epp.signals.pace import Census, pause_s
-from epp.signals.page import PageReader, Samples, unlabelled_value
-from epp.signals.restarts import PROCESS_START, Restarts
 from epp.signals.settings import ScrapeSettings
+from epp.signals.source import PageSource
+from epp.signals.target import Target
 
 logger = logging.getLogger(__name__)
 
@@ -74,56 +69,6 @@ class ScrapeStats:
         )
 
 
-class _Nap:
-    """A pause that can be cut short."""
-
-    def __init__(self) -> None:
-        self._over: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def take(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._over = loop.create_future()
-        self._timer = loop.call_later(seconds, self._end)
-        try:
-            await self._over
-        finally:
-            self._timer.cancel()
-            self._over = self._timer = None
-
-    def cut_to(self, seconds: float) -> None:
-        """Let it end in so many seconds, if it was to last longer."""
-        if self._timer is None:
-            return
-        loop = asyncio.get_running_loop()
-        if self._timer.when() > loop.time() + seconds:
-            self._timer.cancel()
-            self._timer = loop.call_later(seconds, self._end)
-
-    def _end(self) -> None:
-        if self._over is not None and not self._over.done():
-            self._over.set_result(None)
-
-
-class _Target:
-    """One endpoint's page and what is remembered from one scrape of it to the next."""
-
-    def __init__(self, endpoint: Endpoint, url: URL, engine: EngineMapping, connection: PageConnection) -> None:
-        self.endpoint = endpoint
-        self.url = url
-        self.engine = engine
-        self.connection = connection
-        self.reader = PageReader(engine.families)
-        self.nap = _Nap()
-        self.samples: Samples = {}
-        self.signals: EndpointSignals | None = None  # of the latest page, without its times
-        self.totals: Mapping[str, float] = {}
-        self.quiet_readings = 0
-        self.started_s = -math.inf
-        self.restarts = Restarts()
-        self.warned = False
-
-
 class Scraper:
     """Keeps the signals of `store` fresh for as long as `run` runs.
 
@@ -157,7 +102,7 @@ class Scraper:
         self._rng = rng
         self._on_error = on_error
         self._stats: dict[str, ScrapeStats] = {}
-        self._targets: dict[str, _Target] = {}
+        self._targets: dict[str, Target] = {}
         self._census = Census()
         self._sent_to: Collection[str] = ()
         self._loops: dict[str, asyncio.Task[None]] = {}
@@ -200,15 +145,15 @@ class Scraper:
                     loop.cancel()
                 self._loops.clear()
 
-    def _target(self, endpoint: Endpoint) -> _Target:
-        settings = self._settings
+    def _target(self, endpoint: Endpoint) -> Target:
+        settings, engine = self._settings, self._engines.of(endpoint)
         url = settings.url(endpoint)
         connection = PageConnection(url, self._ssl_context, settings.timeout_s, settings.max_page_bytes)
-        return _Target(endpoint, url, self._engines.of(endpoint), connection)
+        return Target(endpoint, str(url), engine, self._engines.label, PageSource(connection, engine.families))
 
     # --- when ---------------------------------------------------------------------------------------------------------
 
-    async def _follow_endpoint(self, target: _Target, delay_s: float) -> None:
+    async def _follow_endpoint(self, target: Target, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         try:
             while True:
@@ -217,15 +162,15 @@ class Scraper:
                 rest_s = self._rest_s(target) * self._rng.uniform(1.0 - _JITTER_RATIO, 1.0 + _JITTER_RATIO)
                 await target.nap.take(pause_s(rest_s, stats.last_duration_s or 0.0))
         finally:
-            target.connection.close()
+            target.source.close()
 
-    def _slot(self, target: _Target) -> AbstractAsyncContextManager[None]:
+    def _slot(self, target: Target) -> AbstractAsyncContextManager[None]:
         return self._failing_slots if self._failures(target) else self._slots
 
-    def _failures(self, target: _Target) -> int:
+    def _failures(self, target: Target) -> int:
         return self._stats[target.endpoint.id].consecutive_failures
 
-    def _rest_s(self, target: _Target) -> float:
+    def _rest_s(self, target: Target) -> float:
         return self._pace.rest_s(target.quiet_readings, self._failures(target), self._census)
 
     async def _watch_traffic(self) -> None:
@@ -240,16 +185,16 @@ class Scraper:
             self._census = Census(busy, len(self._targets) - busy)
             await asyncio.sleep(self._pace.interval_s)
 
-    def _wake(self, target: _Target) -> None:
+    def _wake(self, target: Target) -> None:
         target.quiet_readings = 0
         now_s = self._clock()
         target.nap.cut_to(max(0.0, target.started_s + self._rest_s(target) - now_s))
-        if target.signals is not None:
-            self._store.update_signals(target.endpoint.id, replace(target.signals, current_until_s=now_s))
+        if target.last is not None:
+            self._store.update_signals(target.endpoint.id, replace(target.last, current_until_s=now_s))
 
     # --- what ---------------------------------------------------------------------------------------------------------
 
-    async def _scrape(self, target: _Target) -> ScrapeStats:
+    async def _scrape(self, target: Target) -> ScrapeStats:
         endpoint = target.endpoint
         started_s = target.started_s = self._clock()
         failure: ScrapeError | None = None
@@ -272,49 +217,14 @@ class Scraper:
             logger.info("scraping %s works again after %d failures", endpoint.id, before.consecutive_failures)
         return after
 
-    async def _read(self, target: _Target) -> None:
-        data = await target.connection.fetch()
-        page = target.reader.read(data)
-        if not page.is_metrics:
-            raise ScrapeError(ScrapeErrorKind.NOT_METRICS, f"{len(data)} bytes without a sample")
-        now_s = self._clock()
-        signals, target_totals = self._extract(target, page.samples, now_s)
-        restarts = target.restarts.count(unlabelled_value(data, PROCESS_START), target_totals)
-        before = target.signals
-        signals = replace(signals, restarts=restarts)
-        if before is not None and before.restarts != restarts:
-            logger.info("%s was restarted in place: what its cache held is forgotten", target.endpoint.id)
-        is_quiet = (
-            before is not None
-            and not signals.waiting_requests
-            and not signals.running_requests
-            and target_totals == target.totals
-            and signals == replace(before, scraped_at_s=now_s, current_until_s=None)
-            and target.endpoint.id not in self._sent_to
-        )
+    async def _read(self, target: Target) -> None:
+        endpoint_id = target.endpoint.id
+        taken = target.take(await target.source.read())
+        if taken.was_restarted:
+            logger.info("%s was restarted in place: what its cache held is forgotten", endpoint_id)
+        is_quiet = taken.is_quiet and endpoint_id not in self._sent_to
         target.quiet_readings = target.quiet_readings + 1 if is_quiet else 0
-        if is_quiet:
-            until_s = now_s + self._pace.rest_s(target.quiet_readings, 0, self._census) * (1.0 + _JITTER_RATIO)
-            signals = replace(signals, current_until_s=until_s)
-        target.signals, target.samples, target.totals = signals, page.samples, target_totals
-        self._store.update_signals(target.endpoint.id, signals)
-
-    def _extract(self, target: _Target, samples: Samples, now_s: float) -> tuple[EndpointSignals, Mapping[str, float]]:
-        """What the samples of a page say, and its totals. Of a page that says what the one before said, the same."""
-        if samples == target.samples and target.signals is not None:
-            return replace(target.signals, scraped_at_s=now_s, current_until_s=None), target.totals
-        signals = extract(target.engine, samples, now_s)
-        missing = target.engine.missing(signals)
-        if missing and not target.warned:
-            target.warned = True
-            logger.warning(
-                "%s at %s has no usable %s; if it is not %s, say by label %s what it is",
-                target.endpoint.id,
-                target.url,
-                ", ".join(missing),
-                target.engine.name,
-                self._engines.label,
-            )
-        if not samples:
-            raise ScrapeError(ScrapeErrorKind.NO_ENGINE_METRICS, f"none of {target.engine.name}")
-        return signals, totals(target.engine, samples)
+        now_s = self._clock()
+        current_until_s = now_s + self._rest_s(target) * (1.0 + _JITTER_RATIO) if is_quiet else None
+        target.last = replace(taken.signals, scraped_at_s=now_s, current_until_s=current_until_s)
+        self._store.update_signals(endpoint_id, target.last)
