@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from epp.cli.flags import add_bool, add_duration, add_port, add_size, ratio
+from epp.cli.flags import add_bool, add_duration, add_port, add_size, positive, ratio
 from epp.cli.kube_flags import add_kube_flags, kube_options
 from epp.cli.llmd_flags import add_flags_without_effect
 from epp.kube.options import KubeOptions
@@ -74,6 +74,14 @@ def add_serve(commands: Any) -> None:
         choices=["grpc", "lean"],
         default=d.transport,
         help="who serves ext_proc: grpc.aio, or our own HTTP/2 server for this one method (default %(default)s)",
+    )
+    ports.add_argument(
+        "--workers",
+        type=positive,
+        default=d.workers,
+        metavar="N",
+        help="processes that serve ext_proc on the same ports and decide alike; more than 1 need --transport lean and "
+        "Linux (default %(default)s: one process does everything)",
     )
     ports.add_argument("--ports-file", metavar="FILE", help="write the ports really bound here as JSON, once serving")
 
@@ -184,6 +192,7 @@ def _run(arguments: argparse.Namespace) -> int:
             grpc_health_port=arguments.grpc_health_port,
             metrics_port=arguments.metrics_port,
             transport=arguments.transport,
+            workers=arguments.workers,
             grpc_socket=arguments.grpc_socket,
             secure_serving=arguments.secure_serving,
             cert_path=arguments.cert_path,

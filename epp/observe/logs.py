@@ -23,12 +23,24 @@ MAX_FRAMES = 12
 MAX_KEYS = 1024
 
 
-def setup(*, verbosity: int = DEFAULT_VERBOSITY, format: str = "json", stream: TextIO | None = None) -> None:
-    """Configure the root logger. `format`: `json` or `text`; `stream`: standard error by default."""
+def setup(
+    *,
+    verbosity: int = DEFAULT_VERBOSITY,
+    format: str = "json",
+    stream: TextIO | None = None,
+    worker: int | None = None,
+) -> None:
+    """Configure the root logger.
+
+    Args:
+        format: `json` or `text`.
+        stream: standard error by default.
+        worker: the number of this process, if it is one of several, to be on every line.
+    """
     logging.addLevelName(VERBOSE, "VERBOSE")
     logging.addLevelName(TRACE, "TRACE")
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter(worker) if format == "json" else TextFormatter(worker))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)  # libraries may log what they carry; of them only warnings
@@ -42,22 +54,32 @@ def level_of(verbosity: int) -> int:
 
 
 class JsonFormatter(logging.Formatter):
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._worker = worker
+
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": _message(record),
         }
+        if self._worker is not None:
+            line["worker"] = self._worker
         if error := _error(record):
             line["error"] = error
         return orjson.dumps(line, default=str).decode()
 
 
 class TextFormatter(logging.Formatter):
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._process = "" if worker is None else f" worker {worker}"
+
     def format(self, record: logging.LogRecord) -> str:
         error = _error(record)
-        return f"{_time(record)} {record.levelname} {record.name}: {_message(record)}" + (
+        return f"{_time(record)} {record.levelname}{self._process} {record.name}: {_message(record)}" + (
             f" [{error}]" if error else ""
         )
 

@@ -1,9 +1,9 @@
 """The metrics port: Prometheus, health for people and probes, and what the picker knows and did lately."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
@@ -29,13 +29,21 @@ DUMP_FAILED = "state collection failed"
 JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_INDENT_2
 
 
-class AdminServer:
-    """Plain HTTP on one port.
+class Pages(Protocol):
+    """What is shown, brought together when somebody asks. Plain values; other processes may have to be asked first."""
 
-    Args:
-        state: plain values for `/debug/state`.
-        plugins: every plugin instance, for `/debug/plugins/state`.
-    """
+    async def collect(self) -> None:
+        """Bring the counts in the registry up to date."""
+
+    async def state(self) -> Mapping[str, Any]:
+        """For `/debug/state`; `decisions` are the last ones, newest first."""
+
+    async def plugins(self) -> Mapping[str, Any]:
+        """For `/debug/plugins/state`: by name what each plugin keeps."""
+
+
+class AdminServer:
+    """Plain HTTP on one port."""
 
     def __init__(
         self,
@@ -43,14 +51,12 @@ class AdminServer:
         *,
         registry: CollectorRegistry,
         health: HealthState,
-        state: Callable[[], Mapping[str, Any]],
-        plugins: Sequence[Plugin],
+        pages: Pages,
     ) -> None:
         self._address = address
         self._registry = registry
         self._health = health
-        self._state = state
-        self._plugins = tuple(plugins)
+        self._pages = pages
         self._runner: web.AppRunner | None = None
         self._port: int | None = None
 
@@ -93,6 +99,7 @@ class AdminServer:
         encode, content_type = choose_encoder(",".join(request.headers.getall("Accept", ())))
         names = request.query.getall("name[]", [])
         registry = self._registry.restricted_registry(names) if names else self._registry
+        await self._pages.collect()
         # Writing out thousands of series takes a while: not on the thread that answers requests.
         page = await asyncio.to_thread(encode, registry)
         response = web.Response(body=page, headers={"Content-Type": content_type})
@@ -110,7 +117,7 @@ class AdminServer:
 
     async def _debug_state(self, request: web.Request) -> web.Response:
         """`decisions=N` shows the last N only, `id=X` those of the request with this x-request-id."""
-        shown = dict(self._state())
+        shown = dict(await self._pages.state())
         wanted, most = request.query.get("id"), request.query.get("decisions", "")
         if wanted is not None:
             shown["decisions"] = [d for d in shown["decisions"] if (d["request"] or {}).get("x_request_id") == wanted]
@@ -122,9 +129,14 @@ class AdminServer:
         return _json(
             {
                 "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
-                "plugins": {plugin.name: _plugin_state(plugin) for plugin in self._plugins},
+                "plugins": await self._pages.plugins(),
             }
         )
+
+
+def plugin_states(plugins: Sequence[Plugin]) -> dict[str, Any]:
+    """What each keeps, by name, or why that is not told."""
+    return {plugin.name: _plugin_state(plugin) for plugin in plugins}
 
 
 def _plugin_state(plugin: Plugin) -> dict[str, Any]:

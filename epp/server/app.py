@@ -1,15 +1,14 @@
-"""The composition root of a picker in one process: builds every object from options and configuration, and runs it.
+"""The composition root: builds every object of the picker from options and configuration, and runs it.
 
 Nothing else in the project constructs what it uses from global knowledge; whoever wants to know what the picker is made
-of reads `Picker.__init__` from top to bottom. `state` is what decisions read and write, `serving` who serves ext_proc,
-`upkeep` what runs in the background.
+of reads `Picker.__init__` from top to bottom. `state` is what decisions read and write, `front` who serves ext_proc,
+`upkeep` what runs in the background. With several processes this is the parent; see `epp.server.workers`.
 """
 
 import asyncio
 import gc
 import logging
 import random
-import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +17,11 @@ import uvloop
 
 from epp.ledger import Ledger
 from epp.observe import logs
+from epp.problem import Problem
 from epp.server import serving, upkeep
-from epp.server.access_log.service import AccessLogService
 from epp.server.admin import AdminServer
 from epp.server.drain import Shutdown, drain
+from epp.server.front import Front, InProcess
 from epp.server.grpc_transport import health_server
 from epp.server.health import HealthState
 from epp.server.listen import TcpAddress
@@ -29,6 +29,7 @@ from epp.server.options import ServeOptions
 from epp.server.remote import Outbox
 from epp.server.state import PickerState
 from epp.server.upkeep import Upkeep
+from epp.server.workers.parent import Forked, Workers, fork
 
 logger = logging.getLogger(__name__)
 
@@ -36,33 +37,33 @@ logger = logging.getLogger(__name__)
 def serve(options: ServeOptions) -> int:
     """Run the picker until it is told to stop. Returns the exit code. Raises `Problem` if it cannot start."""
     logs.setup(verbosity=options.verbosity, format=options.log_format)
+    forked = fork(options)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(options))
+        runner.run(_serve(options, forked))
     return 0
 
 
-async def _serve(options: ServeOptions) -> None:
-    picker = Picker(options)
+async def _serve(options: ServeOptions, forked: Forked | None) -> None:
+    picker = Picker(options, forked)
     await picker.run()
 
 
 class Picker:
-    """One picker process."""
+    """The one process of a picker, or the parent of several."""
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ServeOptions, forked: Forked | None) -> None:
         """Raises `Problem` for anything in the options or the configuration that cannot work."""
         self._options = options
         rng = random.Random(options.seed)
         outbox = Outbox()
         learns_remotely = options.training_server_url is not None
-        self._state = PickerState(options, time.monotonic, Ledger(), on_sample=outbox.add if learns_remotely else None)
+        ledger = Ledger() if forked is None else Ledger(forked.load)
+        self._state = PickerState(options, time.monotonic, ledger, on_sample=outbox.add if learns_remotely else None)
         self._upkeep = Upkeep(self._state, outbox, rng)
-        metrics = self._state.metrics
-        watching = serving.watching(options, metrics.access_log, time.monotonic, secrets.token_hex(4))
-        exchanges = serving.ExchangeMaker(self._state.director(rng), options, watching)
-        self._access_logs = AccessLogService(watching.access_log.deliver, metrics.access_log)
         self._health = HealthState(lambda: [*self._state.not_ready(), *self._upkeep.not_ready()])
-        self._transport = serving.transport(options, exchanges, self._access_logs, self._health, metrics.streams)
+        self._front: Front = (
+            InProcess(self._state, self._health, rng) if forked is None else Workers(self._state, self._health, forked)
+        )
         self._health_server = health_server(
             self._health, [TcpAddress(options.grpc_health_port, "--grpc-health-port", options.host)]
         )
@@ -70,15 +71,14 @@ class Picker:
             TcpAddress(options.metrics_port, "--metrics-port", options.host),
             registry=self._state.registry,
             health=self._health,
-            state=self._describe,
-            plugins=self._state.config.plugins,
+            pages=self,
         )
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain and stop. Raises `Problem` if a port cannot be bound."""
         shutdown = Shutdown()
         shutdown.install(asyncio.get_running_loop())
-        servers = (self._transport, self._health_server, self._admin)
+        servers = (self._front, self._health_server, self._admin)
         try:
             for server in servers:
                 await server.start()
@@ -90,7 +90,7 @@ class Picker:
             await self._upkeep.stand_down()
             await drain(
                 self._health,
-                [self._transport, self._access_logs],
+                self._front.draining,
                 shutdown,
                 drain_timeout_s=self._options.drain_timeout_s,
                 grace_s=serving.CLOSING_GRACE_S,
@@ -99,10 +99,12 @@ class Picker:
         finally:
             for server in reversed(servers):
                 await server.stop()
+        if self._front.failure is not None:
+            raise Problem(self._front.failure)
         logger.info("stopped")
 
     def _announce(self) -> None:
-        ports = {"grpc": self._transport.port, "health": self._health_server.port, "metrics": self._admin.port}
+        ports = {"grpc": self._front.port, "health": self._health_server.port, "metrics": self._admin.port}
         logger.info(
             "serving ext_proc on port %s (%s), health on %s, metrics on %s; endpoints: %d; %s",
             ports["grpc"],
@@ -115,11 +117,20 @@ class Picker:
         if self._options.ports_file is not None:
             serving.write_ports(self._options.ports_file, ports)
 
-    def _describe(self) -> Mapping[str, Any]:
+    # --- for the admin pages --------------------------------------------------------------------------------------
+
+    async def collect(self) -> None:
+        await self._front.collect()
+
+    async def plugins(self) -> Mapping[str, Any]:
+        return await self._front.plugins()
+
+    async def state(self) -> Mapping[str, Any]:
         now_s = self._state.clock()
         return self._state.describe(self._upkeep.scrape_stats, now_s) | {
             "ready": self._health.ready,
             "not_ready": self._health.reasons(),
             "remote_predictor": self._upkeep.remote_state(now_s),
             "kubernetes": self._upkeep.kubernetes(),
+            **await self._front.describe(),
         }

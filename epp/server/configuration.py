@@ -22,7 +22,7 @@ def read_config(
     config_file: str | None, config_text: str | None, services: Services, *, allow_experimental: bool = False
 ) -> ResolvedConfig:
     """The configuration with its plugins made; the built-in one if neither file nor text is given. Raises `Problem`."""
-    text, filename = _text_of(config_file, config_text)
+    text, filename = text_of(config_file, config_text)
     return load_config(
         text,
         filename=filename,
@@ -32,8 +32,8 @@ def read_config(
     )
 
 
-def _text_of(config_file: str | None, config_text: str | None) -> tuple[str, str]:
-    """The text, and what messages call it."""
+def text_of(config_file: str | None, config_text: str | None) -> tuple[str, str]:
+    """The text, and what messages call it. Raises `Problem`."""
     if config_file is None:
         return (DEFAULT_CONFIG, BUILT_IN) if config_text is None else (config_text, "--config-text")
     try:

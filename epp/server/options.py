@@ -17,6 +17,7 @@ class ServeOptions:
         host: address that all ports bind to; `None` is every interface, IPv4 and IPv6.
         grpc_port, grpc_health_port, metrics_port: 0 takes any free port.
         transport: who serves ext_proc: `grpc` (grpc.aio) or `lean` (our own HTTP/2 server for this one method).
+        workers: processes that serve ext_proc; 1: this one does.
         grpc_socket: path of a Unix socket that serves ext_proc too.
         cert_path: directory with `tls.crt` and `tls.key`; `None` makes a self-signed certificate at each start.
         drain_timeout_s: how long streams are still accepted after SIGTERM, with readiness already off.
@@ -48,6 +49,7 @@ class ServeOptions:
     grpc_health_port: int = 9003
     metrics_port: int = 9090
     transport: str = "grpc"
+    workers: int = 1
     grpc_socket: str | None = None
     secure_serving: bool = True
     cert_path: str | None = None

@@ -121,8 +121,13 @@ class PickerState:
             "version": __version__,
             "configuration": self.config.filename,
             "pool": debug.pool_state(self.store.snapshot(), self.ledger, stats, now_s),
+            "predictor": self.predictor.state(now_s) if self.predicts else None,
+        }
+
+    def decided(self) -> dict[str, Any]:
+        """The same, of what this process decided."""
+        return {
             "ledger": debug.ledger_state(self.ledger),
             "process": debug.process_state(),
-            "predictor": self.predictor.state(now_s) if self.predicts else None,
-            "decisions": self.ring.render(now_s),
+            "decisions": self.ring.render(self.clock()),
         }

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from epp.ledger import Ledger
 from epp.scheduling.plugin import IgnoredParameters, Plugin, Services
-from epp.server.admin import AdminServer
+from epp.server.admin import AdminServer, plugin_states
 from epp.server.health import HealthState
 from epp.server.listen import CannotListen, TcpAddress
 
@@ -36,6 +36,32 @@ class Broken(Plugin):
         raise ValueError("secret")
 
 
+class Shown:
+    """What the pages show."""
+
+    def __init__(self, counter: Counter | None = None) -> None:
+        self._counter = counter
+
+    async def collect(self) -> None:
+        if self._counter is not None:
+            self._counter.inc()
+
+    async def state(self) -> Mapping[str, Any]:
+        return {
+            "load": math.inf,
+            "waiting": math.nan,
+            "array": np.array([1.0]),
+            "set": frozenset(),
+            "decisions": [{"request": {"x_request_id": name}} for name in ("c", "b", "a")] + [{"request": None}],
+        }
+
+    async def plugins(self) -> Mapping[str, Any]:
+        services = Services(ledger=Ledger())
+        return plugin_states(
+            [kind(kind.plugin_type, IgnoredParameters(), services) for kind in (Quiet, Talkative, Broken)]
+        )
+
+
 @pytest.fixture
 def reasons() -> list[str]:
     return []
@@ -44,20 +70,12 @@ def reasons() -> list[str]:
 @pytest.fixture
 async def admin(reasons: list[str]) -> AsyncIterator[AdminServer]:
     registry = CollectorRegistry()
-    Counter("things", "Things.", registry=registry).inc()
-    services = Services(ledger=Ledger())
+    things = Counter("things", "Things.", registry=registry)
     server = AdminServer(
         TcpAddress(0, "--metrics-port", "127.0.0.1"),
         registry=registry,
         health=HealthState(lambda: reasons),
-        state=lambda: {
-            "load": math.inf,
-            "waiting": math.nan,
-            "array": np.array([1.0]),
-            "set": frozenset(),
-            "decisions": [{"request": {"x_request_id": name}} for name in ("c", "b", "a")] + [{"request": None}],
-        },
-        plugins=[kind(kind.plugin_type, IgnoredParameters(), services) for kind in (Quiet, Talkative, Broken)],
+        pages=Shown(things),
     )
     await server.start()
     yield server
@@ -146,14 +164,14 @@ async def test_the_index_lists_every_page(http: aiohttp.ClientSession, admin: Ad
 async def test_a_port_in_use_is_one_line(admin: AdminServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = TcpAddress(taken.getsockname()[1], "--metrics-port", "127.0.0.1")
-        rival = AdminServer(address, registry=CollectorRegistry(), health=HealthState(list), state=dict, plugins=())
+        rival = AdminServer(address, registry=CollectorRegistry(), health=HealthState(list), pages=Shown())
         with pytest.raises(CannotListen, match="--metrics-port"):
             await rival.start()
 
 
 async def test_without_a_host_one_port_answers_over_ipv4_and_ipv6() -> None:
     address = TcpAddress(0, "--metrics-port")
-    server = AdminServer(address, registry=CollectorRegistry(), health=HealthState(list), state=dict, plugins=())
+    server = AdminServer(address, registry=CollectorRegistry(), health=HealthState(list), pages=Shown())
     await server.start()
     try:
         hosts = ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]

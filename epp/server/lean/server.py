@@ -88,7 +88,7 @@ class LeanServer:
         staying = [connection for connection in self._connections if not connection.draining]
         for connection in sorted(staying, key=lambda c: c.open_streams, reverse=True)[:count]:
             connection.drain()
-        self._tell_connections()
+        self.tell_connections()
 
     async def drain(self, grace_s: float) -> None:
         """Take no new connections and streams, let open streams finish for `grace_s` seconds, then cut them off."""
@@ -130,16 +130,17 @@ class LeanServer:
             return False
         self._connections.add(connection)
         self._empty.clear()
-        self._tell_connections()
+        self.tell_connections()
         return True
 
     def discard(self, connection: LeanProtocol) -> None:
         self._connections.discard(connection)
         if not self._connections:
             self._empty.set()
-        self._tell_connections()
+        self.tell_connections()
 
-    def _tell_connections(self) -> None:
+    def tell_connections(self) -> None:
+        """To `on_connections`."""
         if self._on_connections is not None:
             self._on_connections(sum(not connection.draining for connection in self._connections))
 
