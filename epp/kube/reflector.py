@@ -32,7 +32,7 @@ class ReflectorTimings:
         grace_s: how much later it may do so before the watch has stalled.
         relist_s: between two lists of everything, whatever happens.
         first_pause_s, longest_pause_s: after failures in a row, doubling; each is drawn from its upper half.
-        absent_pause_s: between two looks for what is not installed or not allowed.
+        absent_pause_s: between two looks for an optional kind that is not installed or not allowed.
     """
 
     watch_s: int = 10
@@ -175,7 +175,7 @@ class Reflector(Generic[T]):
 
     def _pause_s(self, failure: ApiFailure) -> float:
         timings = self._timings
-        if failure.kind in (Kind.NOT_FOUND, Kind.FORBIDDEN) and not self.reflection.synced:
+        if self._optional and failure.kind in (Kind.NOT_FOUND, Kind.FORBIDDEN) and not self.reflection.synced:
             longest_s = timings.absent_pause_s
         elif self._failures_in_a_row == 1 and failure.kind in (Kind.EXPIRED, Kind.STALLED):
             return 0.0

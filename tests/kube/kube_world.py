@@ -1,6 +1,7 @@
 """Pods, pools and kinds of objects for the tests, and what the picker should make of them, worked out anew."""
 
 import asyncio
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -67,7 +68,7 @@ async def until(ask: Callable[[], Any], holds: Callable[[Any], bool], timeout_s:
     deadline_s = time.monotonic() + timeout_s
     while True:
         answer = ask()
-        if asyncio.iscoroutine(answer):
+        if inspect.isawaitable(answer):
             answer = await answer
         if holds(answer):
             return answer
