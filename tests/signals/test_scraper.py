@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import uvloop
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from cryptography import x509
@@ -24,7 +25,7 @@ from epp.pool.snapshot import UNKNOWN_SIGNALS, EndpointSignals
 from epp.pool.store import PoolStore
 from epp.signals.engines import Engines
 from epp.signals.errors import ScrapeErrorKind
-from epp.signals.pace import Pace
+from epp.signals.pace import Census, Pace
 from epp.signals.scraper import FAILING_AFTER, Scraper, ScrapeStats
 from epp.signals.settings import ScrapeSettings
 
@@ -47,6 +48,7 @@ class Lab:
     scraper: Scraper
     errors: Counter[ScrapeErrorKind]
     servers: AsyncExitStack
+    in_flight: set[str]
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
 
     async def serve(self, name: str, answer: Answer, context: ssl.SSLContext | None = None) -> TestServer:
@@ -110,13 +112,14 @@ async def lab(settings: ScrapeSettings = FAST) -> AsyncIterator[Lab]:
     def count(kind: ScrapeErrorKind) -> None:
         errors[kind] += 1
 
+    in_flight: set[str] = set()
     clock = asyncio.get_running_loop().time
-    scraper = Scraper(store, settings, Engines(), tuple, clock, random.Random(7), count)
+    scraper = Scraper(store, settings, Engines(), lambda: frozenset(in_flight), clock, random.Random(7), count)
     async with AsyncExitStack() as servers:
         run = asyncio.create_task(scraper.run())
         await asyncio.sleep(0)
         try:
-            yield Lab(store, scraper, errors, servers)
+            yield Lab(store, scraper, errors, servers, in_flight)
         finally:
             scraper.stop()
             async with asyncio.timeout(20):
@@ -490,3 +493,132 @@ def test_the_page_is_where_endpoint_and_settings_say() -> None:
     assert str(ScrapeSettings(port=9000, path="/m?x=1").url(six)) == "http://[fd00::10]:9000/m?x=1"
     apart = replace(six, metrics_host="metrics.example", metrics_port=9100)
     assert str(ScrapeSettings(scheme="https", port=9000).url(apart)) == "https://metrics.example:9100/metrics"
+
+
+class Abrupt(Pace):
+    """Whoever is quiet once rests for good."""
+
+    def rest_s(self, quiet_readings: int, failures: int, census: Census) -> float:
+        return 3600.0 if quiet_readings else 0.01
+
+
+RESTFUL = ScrapeSettings(pace=Abrupt(0.01), timeout_s=30.0)
+IDLE = PAGE.replace("4.0", "0.0").replace("20.0", "0.0").encode()
+
+
+async def at_rest(at: Lab, name: str) -> EndpointSignals:
+    await until(lambda: at.signals(name).current_until_s is not None)
+    return at.signals(name)
+
+
+async def test_an_idle_server_rests_and_a_request_that_is_sent_there_ends_its_rest() -> None:
+    now = asyncio.get_running_loop().time
+    async with lab(RESTFUL) as at:
+        await at.serve("a", saying(IDLE))
+        await at.serve("b", saying(IDLE))
+        before, scrapes = await at_rest(at, "a"), at.stats("a").scrapes
+        await at_rest(at, "b")
+        assert at.store.snapshot().stale_for_s(now() + 1000.0).tolist() == [0.0, 0.0]
+        assert at.store.snapshot().age_s(now() + 1000.0).min() > 999.0
+        at.in_flight.add("default/a")
+        await at.scraped("a", 5)
+        assert at.signals("a") != before
+        assert at.stats("b").scrapes == scrapes == 2
+        assert at.store.snapshot().stale_for_s(now() + 1000.0)[1] == 0.0
+        assert at.store.snapshot().stale_for_s(now() + 1000.0)[0] > 990.0
+        at.in_flight.clear()
+        await at_rest(at, "a")
+
+
+async def test_what_is_known_of_a_resting_server_is_not_current_once_a_request_is_there() -> None:
+    now = asyncio.get_running_loop().time
+    asked = 0
+
+    async def hang_later(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(body=IDLE) if asked <= 2 else await hang(request)
+
+    async with lab(RESTFUL) as at:
+        await at.serve("a", hang_later)
+        await at_rest(at, "a")
+        at.in_flight.add("default/a")
+        await until(lambda: asked == 3)
+        assert at.store.snapshot().stale_for_s(now() + 10.0)[0] >= 10.0
+
+
+async def test_a_server_at_work_is_read_on_though_nothing_of_ours_is_there() -> None:
+    async with lab(RESTFUL) as at:
+        await at.serve("running", answer_page)
+        await at.scraped("running", 5)
+
+
+async def test_work_that_came_and_went_between_two_readings_shows_in_the_totals() -> None:
+    tokens = 0
+
+    async def busy_elsewhere(_: web.Request) -> web.Response:
+        nonlocal tokens
+        tokens += 10
+        return web.Response(body=IDLE + b"vllm:generation_tokens_total %d\n" % min(tokens, 80))
+
+    async with lab(RESTFUL) as at:
+        await at.serve("a", busy_elsewhere)
+        await at_rest(at, "a")
+        assert tokens == 90
+
+
+@dataclass
+class RawServer:
+    """Answers on a connection `answers` times; then it closes it as soon as it is asked again."""
+
+    answers: int
+    connections: int = 0
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        for _ in range(self.answers):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(PAGE), PAGE.encode()))
+        await reader.read(1)
+        writer.close()
+
+
+async def read_from_a_server_that_hangs_up() -> None:
+    raw = RawServer(answers=3)
+    server = await asyncio.start_server(raw.talk, "127.0.0.1", 0)
+    async with lab() as at, server:
+        at.add("a", server.sockets[0].getsockname()[1])
+        await at.scraped("a", 10)
+        assert not at.errors
+        assert raw.connections >= 3
+
+
+async def test_a_connection_that_closes_when_asked_again_is_no_failure() -> None:
+    await read_from_a_server_that_hangs_up()
+
+
+def test_the_same_on_the_event_loop_that_serves() -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(read_from_a_server_that_hangs_up())
+
+
+async def test_bytes_that_nobody_asked_for_end_the_connection_and_are_not_read() -> None:
+    lie = PAGE.replace("4.0", "9.0").encode()
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+    connections = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer % len(PAGE) + PAGE.encode() + answer % len(lie) + lie)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with lab() as at, server:
+        at.add("a", server.sockets[0].getsockname()[1])
+        for _ in range(4):
+            await at.scraped("a")
+            assert at.signals("a").running_requests == 4.0
+        assert connections >= 4
