@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
 
-class Api(Enum):
-    """The API a request speaks, decided by its path."""
+class Api(StrEnum):
+    """The API a request speaks, decided by its path. Text: an `Enum` is hashed in Python, and slowly."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"

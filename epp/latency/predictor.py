@@ -19,7 +19,7 @@ import xgboost
 
 from epp.latency.bias import EndpointBias
 from epp.latency.buffer import Rows, SampleBuffer
-from epp.latency.calibration import Calibrator, load_level
+from epp.latency.calibration import Calibrator, load_level, load_level_of
 from epp.latency.errors import ServedErrors
 from epp.latency.features import FEATURES, feature_matrix
 from epp.latency.model import PRIOR_SPREAD, BaseEstimate, Model
@@ -160,7 +160,7 @@ class Predictor:
         if not _is_measurement(sample):
             self.dropped_samples += 1
             return
-        level = int(load_level(promise.features[np.newaxis])[0])
+        level = load_level_of(promise.features)
         for target, promised in promise.targets.items():
             actual = actual_ms.get(target)
             if actual is None:

@@ -15,7 +15,8 @@ square of a handful of terms. A sample that is off by more than a factor of four
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isnan
 from types import MappingProxyType
 from typing import Any
 
@@ -38,10 +39,10 @@ class LinearLaw:
     """Which columns a target is linear in, the intercept first (no column), and the coefficients' defaults, in ms."""
 
     terms: tuple[tuple[str | None, float], ...]
+    columns: tuple[int, ...] = field(init=False)
 
-    @property
-    def columns(self) -> tuple[int, ...]:
-        return tuple(COLUMN[name] for name, _ in self.terms if name is not None)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(COLUMN[name] for name, _ in self.terms if name is not None))
 
     @property
     def defaults(self) -> tuple[float, ...]:
@@ -82,44 +83,59 @@ class NonNegativeFit:
 
     def __init__(self, defaults: Sequence[float]) -> None:
         size = len(defaults)
-        self._scale = np.array(defaults, dtype=np.float64)  # coefficients are fitted in units of their defaults
-        self._gram = np.zeros((size, size))
-        self._moment = np.zeros(size)
+        # Plain numbers: for a handful of terms numpy's calls alone cost five times as much as the arithmetic.
+        self._scale = [float(default) for default in defaults]  # coefficients are fitted in units of their defaults
+        self._gram = [[0.0] * size for _ in defaults]
+        self._moment = [0.0] * size
         self._solution = [1.0] * size
         self.samples = 0
-        self.coefficients: FloatArray = self._scale.copy()
+        self.coefficients: list[float] = list(self._scale)
 
-    def learn(self, terms: FloatArray, actual: float) -> None:
-        """One observation `actual ≈ terms @ coefficients`, weighted by the relative error it makes."""
-        expected = float(terms @ self.coefficients)
+    def learn(self, terms: Sequence[float], actual: float) -> bool:
+        """One observation `actual ≈ terms · coefficients`, weighted by the relative error it makes.
+
+        Returns whether the coefficients have changed.
+        """
+        expected = 0.0
+        for term, coefficient in zip(terms, self.coefficients, strict=True):
+            expected += term * coefficient
         if not expected > 0.0:  # the terms are no numbers
-            return
+            return False
         ratio = min(max(actual / expected, 1.0 / _CLIP), _CLIP)
-        scaled = terms * self._scale / expected
-        self._gram *= _DISCOUNT
-        self._gram += np.outer(scaled, scaled)
-        self._moment *= _DISCOUNT
-        self._moment += scaled * ratio
+        scaled = [term * scale / expected for term, scale in zip(terms, self._scale, strict=True)]
+        self._gram = [
+            [total * _DISCOUNT + one * other for total, other in zip(row, scaled, strict=True)]
+            for row, one in zip(self._gram, scaled, strict=True)
+        ]
+        self._moment = [total * _DISCOUNT + one * ratio for total, one in zip(self._moment, scaled, strict=True)]
         self.samples += 1
-        if self.samples <= _EAGER_SAMPLES or self.samples % 8 == 0:
-            self._solve()
+        if self.samples > _EAGER_SAMPLES and self.samples % 8:
+            return False
+        self._solve()
+        return True
 
     def _solve(self) -> None:
         """Coordinate descent on the normal equations from where the last one ended; each coordinate stays ≥ 0."""
-        gram, moment, solution = self._gram.tolist(), self._moment.tolist(), self._solution
+        gram, moment, solution = self._gram, self._moment, self._solution
         for _ in range(_SWEEPS):
             for i, row in enumerate(gram):
-                pull = moment[i] - sum(g * s for g, s in zip(row, solution, strict=True)) + row[i] * solution[i]
+                pull = moment[i] + row[i] * solution[i]
+                for g, value in zip(row, solution, strict=True):
+                    pull -= g * value
                 solution[i] = max(
                     _LEAST_BASE if i == 0 else 0.0, (pull + _TRUST_IN_DEFAULT) / (row[i] + _TRUST_IN_DEFAULT)
                 )
-        self.coefficients = self._scale * solution
+        self._use(solution)
+
+    def _use(self, solution: list[float]) -> None:
+        self._solution = solution
+        self.coefficients = [scale * value for scale, value in zip(self._scale, solution, strict=True)]
 
     def state(self) -> dict[str, Any]:
         return {
             "samples": self.samples,
-            "gram": self._gram.tolist(),
-            "moment": self._moment.tolist(),
+            "gram": [list(row) for row in self._gram],
+            "moment": list(self._moment),
             "solution": list(self._solution),
         }
 
@@ -127,14 +143,15 @@ class NonNegativeFit:
         """Raises ValueError, TypeError or KeyError if this is not the state of such a fit."""
         gram, moment = np.array(state["gram"], dtype=np.float64), np.array(state["moment"], dtype=np.float64)
         solution = np.array(state["solution"], dtype=np.float64)
-        if gram.shape != self._gram.shape or moment.shape != self._moment.shape or solution.shape != moment.shape:
+        size = len(self._scale)
+        if gram.shape != (size, size) or moment.shape != (size,) or solution.shape != (size,):
             raise ValueError("the prior has other terms")
         if not (np.isfinite(gram).all() and np.isfinite(moment).all() and (solution >= 0.0).all()):
             raise ValueError("the prior's coefficients are no numbers")
         solution[0] = max(solution[0], _LEAST_BASE)
-        self._gram, self._moment, self._solution = gram, moment, solution.tolist()
+        self._gram, self._moment = gram.tolist(), moment.tolist()
         self.samples = int(state["samples"])
-        self.coefficients = self._scale * solution
+        self._use(solution.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,23 +200,26 @@ class Prior:
                 coefficients = self._fits[target].coefficients
                 intercepts[j] = coefficients[0]
                 weights[list(law.columns), j] = coefficients[1:]
-            self._frozen = FrozenPrior(weights, intercepts, self._fits[Target.E2E].coefficients.copy())
+            self._frozen = FrozenPrior(weights, intercepts, np.array(self._fits[Target.E2E].coefficients))
         return self._frozen
 
     def learn(self, features: npt.NDArray[np.float32], actual_ms: Mapping[Target, float]) -> None:
         """One row of features and what came of it, without the bias of its endpoint."""
+        row = features.tolist()
+        changed = False
         for target, law in LAWS.items():
-            if target in actual_ms and not any(np.isnan(features[i]) for i in NEEDED_COLUMNS[target]):
-                terms = np.ones(len(law.terms))
-                terms[1:] = np.nan_to_num(features[list(law.columns)])
-                self._fits[target].learn(terms, actual_ms[target])
+            if target in actual_ms and not any(isnan(row[i]) for i in NEEDED_COLUMNS[target]):
+                terms = [1.0, *(0.0 if isnan(row[i]) else row[i] for i in law.columns)]
+                changed |= self._fits[target].learn(terms, actual_ms[target])
         if Target.E2E in actual_ms:
-            row = features[np.newaxis]
-            base = self.freeze().predict(row)
-            terms = _e2e_terms(row, base[Target.TTFT], base[Target.TPOT])[0]
-            if np.isfinite(terms).all():
-                self._fits[Target.E2E].learn(terms, actual_ms[Target.E2E])
-        self._frozen = None
+            if changed:
+                self._frozen = None
+            base = self.freeze().predict(features[np.newaxis])
+            e2e_terms = _e2e_terms(features[np.newaxis], base[Target.TTFT], base[Target.TPOT])[0]
+            if np.isfinite(e2e_terms).all():
+                changed |= self._fits[Target.E2E].learn(e2e_terms.tolist(), actual_ms[Target.E2E])
+        if changed:
+            self._frozen = None
 
     def samples(self, target: Target) -> int:
         """How many were learned from."""

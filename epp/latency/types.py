@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -11,15 +11,15 @@ import numpy.typing as npt
 from epp.pool.snapshot import FloatArray as FloatArray
 
 
-class Target(Enum):
-    """What is predicted, in milliseconds."""
+class Target(StrEnum):
+    """What is predicted, in milliseconds. Text, as it is a key in many tables: an `Enum` is hashed in Python."""
 
     TTFT = "ttft"  # dispatch to the first token
     TPOT = "tpot"  # per output token after the first
     E2E = "e2e"  # dispatch to the end, for answers that do not stream
 
 
-class Source(Enum):
+class Source(StrEnum):
     """Where a prediction comes from."""
 
     PRIOR = "prior"  # the closed-form law
