@@ -1,7 +1,7 @@
 """How well latency is predicted, and what that does for routing: experiments in virtual time.
 
-The real picker, pool and predictor against simulated 8B engines (see `epp.sim.lab`), on conversation traffic with three
-answers in ten that do not stream. All of it takes some five minutes of one core; the numbers do not depend on it.
+The real picker, pool and predictor against simulated 8B engines (see `epp.lab.world`), on conversation traffic with
+three answers in ten that do not stream. All of it takes some five minutes of one core; the numbers do not depend on it.
 
     python -m benchmarks.prediction --json prediction.json
     python -m benchmarks.prediction --only accuracy --trace AzureLLMInferenceTrace_conv.csv
@@ -12,23 +12,47 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from epp.lab.experiment import (
+    Experiment,
+    Fails,
+    Joins,
+    LabRequest,
+    LabResult,
+    LabServer,
+    Recovers,
+    Served,
+    Slows,
+    alike,
+)
+from epp.lab.workloads.single import Single
+from epp.lab.workloads.traces import read_trace
+from epp.lab.workloads.workload import Clients, Targets, schedule
+from epp.lab.world import run
+from epp.lab.yardsticks import actual_ms, attainment, between, coverage, mean, percentile, relative_errors, share
 from epp.latency.types import Target
 from epp.sim.config import EngineConfig
 from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
 from epp.sim.engine import Engine
-from epp.sim.experiment import Experiment, Fails, Joins, LabResult, LabServer, Recovers, Served, Slows, alike
-from epp.sim.lab import run
 from epp.sim.timing import HARDWARE
 from epp.sim.types import SimRequest
-from epp.sim.workload import WORKLOADS, PlannedRequest, plan, plan_trace, read_azure_trace
-from epp.sim.yardsticks import actual_ms, attainment, between, coverage, mean, percentile, relative_errors, share
+from epp.sim.workload import Lengths
 
-WORKLOAD = WORKLOADS["azure-conv"]
+# The Azure conversation trace, fitted; clients set as a limit what they will get.
+WORKLOAD = Single(
+    "azure-conv",
+    "",
+    Targets(200.0, 25.0),
+    300.0,
+    Lengths(6.63, 0.985, 16_000),
+    Lengths(5.02, 0.86, 1_500),
+    1.09,
+    tells_length=True,
+)
+STREAMING_RATIO = 0.7
 SERVERS = 4
 QUANTILES = (0.5, 0.9, 0.95)
 DRAIN_S = 20.0  # at the end of a schedule load falls: not what is to be measured
@@ -78,16 +102,14 @@ class Bench:
         self._seed = seed
         self._trace = trace
 
-    def schedule(self, load: float, seconds: float, servers: int = SERVERS, seed: int = 0) -> list[PlannedRequest]:
+    def schedule(self, load: float, seconds: float, servers: int = SERVERS, seed: int = 0) -> tuple[LabRequest, ...]:
         """So many seconds at `load` of the knee of so many servers."""
         rate_rps = load * self._knee_rps * servers
-        rng = random.Random(self._seed + seed)
-        if self._trace is None:
-            return plan(replace(WORKLOAD, rate_rps=rate_rps), "llama-3.1-8b", round(rate_rps * seconds), rng)
-        rows = read_azure_trace(self._trace, round(rate_rps * seconds))
-        return plan_trace(rows, WORKLOAD, "llama-3.1-8b", rate_rps / (len(rows) / rows[-1].at_s), rng)
+        requests = round(rate_rps * seconds)
+        workload = WORKLOAD if self._trace is None else read_trace(self._trace, requests)
+        return schedule(workload, Clients(None, STREAMING_RATIO), rate_rps, self._seed + seed, requests=requests)
 
-    def run(self, schedule: Sequence[PlannedRequest], config: str = PREDICTED_LATENCY_CONFIG, **how: Any) -> LabResult:
+    def run(self, schedule: Sequence[LabRequest], config: str = PREDICTED_LATENCY_CONFIG, **how: Any) -> LabResult:
         return run(Experiment(config, **{"servers": alike(SERVERS), "seed": self._seed, **how}, schedule=schedule))
 
     def accuracy(self) -> Figures:

@@ -9,6 +9,7 @@ from epp.cli.check import add_check
 from epp.cli.conformance import add_conformance
 from epp.cli.demo import add_demo
 from epp.cli.flags import Parser
+from epp.cli.lab import add_lab
 from epp.cli.model import add_model
 from epp.cli.predictor import add_predictor
 from epp.cli.serve import add_serve
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     add_check(commands)
     add_demo(commands)
     add_conformance(commands)
+    add_lab(commands)
     add_model(commands)
     add_predictor(commands)
     return parser

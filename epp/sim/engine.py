@@ -35,10 +35,11 @@ class Engine:
         """Without `every_token`, `advance` tells of each request's first and last token only, for much less work."""
         self.config = config
         self.slow_factor = 1.0  # every step takes this many times longer
+        self.busy_s = 0.0  # what all steps took that were begun
         self._every_token = every_token
         self._rng = rng
         self._totals = EngineMetrics()
-        self._scheduler = Scheduler(config, self._totals)
+        self.scheduler = Scheduler(config, self._totals)  # to be looked at, not touched
         self._live: dict[str, Sequence] = {}
         self._arriving: list[tuple[float, int, Sequence]] = []  # a heap by the time each is ready
         self._arrivals = count()
@@ -66,8 +67,13 @@ class Engine:
         if sequence is None:
             return False
         self._totals.aborted_total += 1
-        self._scheduler.remove(sequence)  # one that still arrives is passed over when it is ready
+        self.scheduler.remove(sequence)  # one that still arrives is passed over when it is ready
         return True
+
+    @property
+    def arriving(self) -> list[tuple[float, Sequence]]:
+        """Requests that were taken in and are not ready to be scheduled yet, with the time at which they are."""
+        return [(ready_s, sequence) for ready_s, _, sequence in sorted(self._arriving) if self._is_live(sequence)]
 
     def next_event_s(self) -> float | None:
         """When `advance` will next have something to do; `None` while the engine is empty."""
@@ -97,12 +103,12 @@ class Engine:
 
     def gauges(self) -> tuple[int, int, float]:
         """Running, waiting, and the share of the KV cache in use, as of the last `advance`: cheaper than `metrics`."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         return len(scheduler.running), len(scheduler.waiting), scheduler.kv.usage_ratio
 
     def metrics(self) -> EngineMetrics:
         """A copy of the counters, and the gauges as of the last `advance`."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         return replace(
             self._totals,
             running=len(scheduler.running),
@@ -118,26 +124,28 @@ class Engine:
         while self._arriving and self._arriving[0][0] <= now_s:
             sequence = heapq.heappop(self._arriving)[2]
             if self._is_live(sequence):
-                self._scheduler.waiting.append(sequence)
+                self.scheduler.waiting.append(sequence)
 
     def _is_live(self, sequence: Sequence) -> bool:
         return self._live.get(sequence.request.id) is sequence
 
     def _start_step(self, start_s: float) -> None:
-        step = self._step = self._scheduler.schedule()
+        step = self._step = self.scheduler.schedule()
         if step is None:
             return
         noise = self._rng.lognormvariate(0.0, self.config.noise_sigma)
         step_ms = self.config.hardware.step_ms(
             step.prefill_tokens, step.sequences, step.attention_pairs, step.context_tokens
         )
-        self._step_end_s = start_s + step_ms * noise * self.slow_factor / 1000.0
+        step_s = step_ms * noise * self.slow_factor / 1000.0
+        self.busy_s += step_s
+        self._step_end_s = start_s + step_s
 
     def _finish_step(self, events: list[TokenEvent]) -> None:
         step = self._step
         if step is None:
             return
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         decoded = scheduler.decoders.count
         ended, computed = scheduler.finish(step)
         self._totals.generation_tokens_total += decoded + len(computed)
@@ -152,10 +160,10 @@ class Engine:
     def _tell(self, sequence: Sequence, events: list[TokenEvent]) -> None:
         """Of its newest token; after the last one it is gone."""
         request = sequence.request
-        produced = self._scheduler.decoders.produced_tokens(sequence)
+        produced = self.scheduler.decoders.produced_tokens(sequence)
         last = produced == request.output_tokens
         events.append(TokenEvent(request.id, self._step_end_s, produced - 1, last, sequence.cached_tokens or 0))
         if last:
             del self._live[request.id]
-            self._scheduler.remove(sequence)
+            self.scheduler.remove(sequence)
             self._totals.finished_total += 1

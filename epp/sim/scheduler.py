@@ -72,6 +72,7 @@ class Scheduler:
             del self.running[sequence]
             self.prefilling.pop(sequence, None)
             self.decoders.remove(sequence)
+            self._publish(sequence, sequence.computed_tokens)  # what was generated, for a next turn to find
             self.kv.release(sequence.blocks)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
@@ -130,11 +131,13 @@ class Scheduler:
             return False
         preempted = False
         for sequence in [s for s in self.running if s in growing]:
-            while sequence in self.running and (fresh := self.kv.hold((), 1)) is None:
+            while sequence in self.running:
+                found = self.kv.hold((), 1)
+                if found is not None:
+                    sequence.blocks += found
+                    break
                 preempted = True
                 self._preempt_youngest()
-            if sequence in self.running and fresh:
-                sequence.blocks += fresh
         return preempted
 
     def _cover(self, sequence: Sequence, tokens: int) -> bool:
@@ -150,7 +153,7 @@ class Scheduler:
         return True
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
-        """Let others find the full prompt blocks among the first `tokens` tokens: this step computes them."""
+        """Let others find the full blocks among the first `tokens` tokens: they are, or are being, computed."""
         if not self._config.prefix_caching:
             return
         hashes = sequence.request.block_hashes

@@ -11,7 +11,8 @@ class SimRequest:
     Attributes:
         id: unique among the requests now in the engine.
         prompt_tokens, output_tokens: at least 1 each.
-        block_hashes: one per *full* block of the prompt, each covering all tokens before it; may be empty.
+        block_hashes: one per *full* block of the prompt, each covering all tokens before it; may be empty. May go on
+            into the answer, whose blocks can be found by others when it has ended.
         adapter: LoRA adapter; `None` for the base model.
     """
 

@@ -5,16 +5,12 @@ arrivals come in bursts). A group of requests shares the head of its prompts, as
 system prompt. Same workload, same seed: the same bytes at the same times.
 """
 
-import csv
 import math
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from itertools import islice
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -111,34 +107,6 @@ class PlannedRequest:
         return PATHS[self.api]
 
 
-class TraceRow(NamedTuple):
-    """One request of a recorded trace: seconds since its beginning, and lengths."""
-
-    at_s: float
-    prompt_tokens: int
-    output_tokens: int
-
-
-def read_azure_trace(path: Path, most: int | None = None) -> list[TraceRow]:
-    """A trace as Microsoft publishes them: TIMESTAMP, ContextTokens, GeneratedTokens. Lengths of 0 count as 1.
-
-    Raises ValueError if the file is something else, OSError if it cannot be read.
-    """
-    rows: list[TraceRow] = []
-    start_s: float | None = None
-    with path.open(newline="") as file:
-        for line in islice(csv.DictReader(file), most):
-            try:
-                # Seven digits of a second's fraction are one more than Python reads.
-                at_s = datetime.fromisoformat(line["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp()
-                lengths = max(1, int(line["ContextTokens"])), max(1, int(line["GeneratedTokens"]))
-            except (KeyError, TypeError, ValueError):
-                raise ValueError(f"{path}: row {len(rows) + 1} is not of an Azure LLM inference trace") from None
-            start_s = at_s if start_s is None else start_s
-            rows.append(TraceRow(at_s - start_s, *lengths))
-    return rows
-
-
 _TEXT = "who how why all any new old big low one two sun sky sea map law art day "
 _WORDS = tuple(_TEXT[i : i + BYTES_PER_TOKEN] for i in range(0, len(_TEXT), BYTES_PER_TOKEN))
 
@@ -152,19 +120,6 @@ def plan(workload: Workload, model: str, requests: int, rng: random.Random) -> l
     for _ in range(requests):
         at_s += rng.gammavariate(shape, 1.0 / (shape * workload.rate_rps))
         planned.append(_request(workload, model, at_s, heads, rng))
-    return planned
-
-
-def plan_trace(
-    trace: Iterable[TraceRow], workload: Workload, model: str, speedup: float, rng: random.Random
-) -> list[PlannedRequest]:
-    """A schedule with the times, made `speedup` times as dense, and lengths of a trace; all else as in `workload`."""
-    heads = _heads(workload, rng)
-    planned = []
-    for row in trace:
-        prompt, output = Lengths.exactly(row.prompt_tokens), Lengths.exactly(row.output_tokens)
-        exact = replace(workload, prompt=prompt, output=output)
-        planned.append(_request(exact, model, row.at_s / speedup, heads, rng))
     return planned
 
 

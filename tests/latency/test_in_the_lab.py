@@ -1,32 +1,35 @@
 """What the predicted-latency chain promises, in short runs of the lab. Long ones: `python -m benchmarks.prediction`."""
 
-import random
-from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
+from epp.lab.experiment import Experiment, Fails, Joins, LabResult, LabServer, Slows, alike
+from epp.lab.workloads.single import Single
+from epp.lab.workloads.workload import Clients, Targets
+from epp.lab.workloads.workload import schedule as schedule_of
+from epp.lab.world import run
+from epp.lab.yardsticks import actual_ms, attainment, between, coverage, mean, percentile, relative_errors, share
 from epp.latency.predictor import PredictorOptions
 from epp.latency.types import Source, Target
 from epp.sim.config import EngineConfig
 from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
-from epp.sim.experiment import Experiment, Fails, Joins, LabResult, LabServer, Slows, alike
-from epp.sim.lab import run
 from epp.sim.timing import HARDWARE
-from epp.sim.workload import WORKLOADS, Lengths, plan
-from epp.sim.yardsticks import actual_ms, attainment, between, coverage, mean, percentile, relative_errors, share
+from epp.sim.workload import Lengths
 
 COMPOSITE_CONFIG = PREDICTED_LATENCY_CONFIG.replace(
     "- type: predicted-latency-producer",
     "- type: predicted-latency-producer\n    parameters: {predictInProduce: false}",
 )
 # Conversations of half the length: as much load, at a third of the work.
-WORKLOAD = replace(WORKLOADS["azure-conv"], prompt=Lengths(6.0, 0.985, 8_000), output=Lengths(4.2, 0.7, 250))
+WORKLOAD = Single(
+    "half", "", Targets(500.0, 30.0), 10.0, Lengths(6.0, 0.985, 8_000), Lengths(4.2, 0.7, 250), 1.09, tells_length=True
+)
 SOON = PredictorOptions(training_interval_s=5.0)
 
 
-def schedule(requests: int, rate_rps: float, seed: int = 1, **changes):
-    return plan(replace(WORKLOAD, rate_rps=rate_rps, **changes), "m", requests, random.Random(seed))
+def schedule(requests: int, rate_rps: float, seed: int = 1, streaming_ratio: float = 0.7):
+    return schedule_of(WORKLOAD, Clients(None, streaming_ratio), rate_rps, seed, requests=requests)
 
 
 def lab(

@@ -66,8 +66,8 @@ def test_invariants_hold_on_any_sequence_of_submits_and_aborts(operations: list[
         assert metrics.running <= SMALL.max_sequences  # 5
         assert metrics.running + metrics.waiting <= len(live) <= SMALL.max_sequences + SMALL.max_waiting  # 2, 5
         assert len(metrics.running_adapters) <= SMALL.max_adapters
-        kv = engine._scheduler.kv
-        held = {block for sequence in engine._scheduler.running for block in sequence.blocks}
+        kv = engine.scheduler.kv
+        held = {block for sequence in engine.scheduler.running for block in sequence.blocks}
         assert len(held) == kv.used_blocks == kv.total_blocks - kv.free_blocks  # 1
 
     for number, operation in enumerate(operations):

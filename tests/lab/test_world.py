@@ -8,24 +8,49 @@ from statistics import fmean
 import pytest
 
 from epp.config.defaults import DEFAULT_CONFIG
+from epp.lab.experiment import (
+    Dies,
+    Experiment,
+    Fails,
+    Joins,
+    LabResult,
+    LabServer,
+    Leaves,
+    Recovers,
+    Restarts,
+    Served,
+    Slows,
+    alike,
+)
+from epp.lab.workloads.shared import SharedHeads
+from epp.lab.workloads.single import Single
+from epp.lab.workloads.workload import Clients, Targets, schedule
+from epp.lab.world import run
+from epp.lab.yardsticks import actual_ms, attainment, between, coverage, percentile, relative_errors, share
 from epp.latency.types import Target
 from epp.sim.config import EngineConfig
 from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
 from epp.sim.engine import Engine
-from epp.sim.experiment import Experiment, Fails, Joins, LabResult, LabServer, Leaves, Recovers, Served, Slows, alike
-from epp.sim.lab import run
 from epp.sim.types import SimRequest
-from epp.sim.workload import WORKLOADS, Lengths, TraceRow, Workload, plan, plan_trace, read_azure_trace
-from epp.sim.yardsticks import actual_ms, attainment, between, coverage, percentile, relative_errors, share
+from epp.sim.workload import Lengths
 
-SHORT = Workload(rate_rps=40.0, prompt=Lengths(5.5, 0.5, 1_000), output=Lengths(3.0, 0.5, 60))
+SHORT = Single("short", "", Targets(500.0, 30.0), 10.0, Lengths(5.5, 0.5, 1_000), Lengths(3.0, 0.5, 60))
 
 
 def lab(
-    config: str = PREDICTED_LATENCY_CONFIG, *, requests=150, servers=3, workload=SHORT, engine=None, **how
+    config: str = PREDICTED_LATENCY_CONFIG,
+    *,
+    requests=150,
+    servers=3,
+    workload=SHORT,
+    rate_rps=40.0,
+    streaming_ratio=0.7,
+    engine=None,
+    **how,
 ) -> LabResult:
-    schedule = plan(workload, "m", requests, random.Random(how.get("seed", 1)))
-    return run(Experiment(config, alike(servers, engine), schedule, **how))
+    clients = Clients(None, streaming_ratio)
+    planned = schedule(workload, clients, rate_rps, how.get("seed", 1), requests=requests)
+    return run(Experiment(config, alike(servers, engine), planned, **how))
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others() -> None:
@@ -47,11 +72,10 @@ def test_every_request_ends_once_and_is_measured() -> None:
 
 
 def test_an_idle_server_takes_what_its_engine_takes_alone() -> None:
-    workload = Workload(
-        0.5, Lengths.exactly(400), Lengths.exactly(20), streaming_ratio=1.0, apis=(("completions", 1.0),)
-    )
+    workload = replace(SHORT, prompt=Lengths.exactly(400), output=Lengths.exactly(20))
     engine = EngineConfig(noise_sigma=0.0, overhead_ms=(18.0, 18.0))
-    (served, *_) = lab(servers=1, requests=3, workload=workload, engine=engine).served
+    how = {"servers": 1, "requests": 3, "rate_rps": 0.5, "streaming_ratio": 1.0, "engine": engine}
+    (served, *_) = lab(workload=workload, **how).served
     alone = Engine(engine, random.Random(1))
     alone.submit(SimRequest("a", 400, 20), 0.0)
     times = [event.time_s for event in alone.advance(60.0)]
@@ -94,32 +118,25 @@ def test_a_full_server_answers_503() -> None:
     assert {200, 503} == {s.status for s in served}
 
 
-def test_a_trace_gives_times_and_lengths(tmp_path) -> None:
-    trace = tmp_path / "trace.csv"
-    trace.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,0\n2023-11-16 18:16:46.6805900,7,8\n"
-    )
-    rows = read_azure_trace(trace)
-    assert rows[0] == TraceRow(0.0, 374, 44)
-    assert rows[1] == TraceRow(pytest.approx(4.314579), 396, 1)
-    assert rows[2].at_s == pytest.approx(60.0)
-    assert len(read_azure_trace(trace, most=1)) == 1
-    workload = replace(WORKLOADS["azure-conv"], streaming_ratio=1.0, apis=(("completions", 1.0),))
-    planned = plan_trace(rows, workload, "m", 10.0, random.Random(1))
-    assert [p.at_s for p in planned] == pytest.approx([0.0, 0.4314579, 6.0])
-    assert b'"max_tokens":44' in planned[0].body
+def test_what_runs_on_a_server_that_dies_breaks_off_and_it_comes_back_with_nothing_cached() -> None:
+    same = SharedHeads("same", "", Targets(500.0, 30.0), 10.0, (2_000,), 10, Lengths.exactly(40))
+    changes = [Dies(2.0, "sim-0"), Restarts(4.0, "sim-0")]
+    result = lab(DEFAULT_CONFIG, workload=same, requests=240, servers=1, changes=changes)
+    broken = [s for s in result.served if s.status is None]
+    assert broken
+    assert all(s.at_s < 2.0 and s.ended_s == 2.0 and not s.actual_ms for s in broken)
+    assert {s.status for s in between(result.served, 2.0, 4.0)} == {503}
+    back = between(result.served, 4.0, 99.0)
+    assert {s.status for s in back} == {200}
+    assert back[0].cached_tokens == 0
+    assert back[-1].cached_tokens == between(result.served, 1.0, 1.5)[0].cached_tokens > 1_900
+    assert result.plugin_failures == {}
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n"])
-def test_what_is_no_trace_is_refused(tmp_path, text: str) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(text)
-    if text:
-        with pytest.raises(ValueError, match="not of an Azure"):
-            read_azure_trace(path)
-    else:
-        assert read_azure_trace(path) == []
+def test_without_metrics_the_picker_still_knows_what_it_sent() -> None:
+    served = lab(DEFAULT_CONFIG, metrics_interval_ms=None).served
+    assert {s.status for s in served} == {200}
+    assert all(share(served, f"sim-{i}") > 0.1 for i in range(3))
 
 
 def test_yardsticks_count_failures_and_say_nothing_of_nothing() -> None:

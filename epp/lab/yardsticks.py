@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from math import ceil
 
+from epp.lab.experiment import Served
 from epp.latency.types import Target
-from epp.sim.experiment import Served
 
 
 def percentile(values: Iterable[float], ratio: float) -> float | None:
@@ -18,8 +18,22 @@ def mean(values: Iterable[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def variation(values: Iterable[float]) -> float | None:
+    """Coefficient of variation: standard deviation over mean."""
+    values = list(values)
+    middle = mean(values)
+    if not middle:
+        return None
+    return float((sum((v - middle) ** 2 for v in values) / len(values)) ** 0.5 / middle)
+
+
 def actual_ms(served: Iterable[Served], target: Target) -> list[float]:
     return [s.actual_ms[target] for s in served if target in s.actual_ms]
+
+
+def e2e_ms(served: Iterable[Served]) -> list[float]:
+    """From arrival to the end of every good answer, streamed or not."""
+    return [(s.ended_s - s.at_s) * 1e3 for s in served if s.status == 200 and s.ended_s is not None]
 
 
 def relative_errors(served: Iterable[Served], target: Target) -> list[float]:
@@ -31,6 +45,16 @@ def relative_errors(served: Iterable[Served], target: Target) -> list[float]:
     ]
 
 
+def pinball_ms(served: Iterable[Served], target: Target, quantile: float) -> float | None:
+    """Mean pinball loss of the bounds: what a bound costs that is too high, and far more one that is too low."""
+    missed = [
+        s.actual_ms[target] - s.promised[target].bounds_ms[quantile]
+        for s in served
+        if target in s.actual_ms and quantile in getattr(s.promised.get(target), "bounds_ms", ())
+    ]
+    return mean(max(quantile * by_ms, (quantile - 1.0) * by_ms) for by_ms in missed)
+
+
 def coverage(served: Iterable[Served], target: Target, quantile: float) -> float | None:
     """The share of actual values that did not exceed their bound; a good bound covers `quantile` of them."""
     return mean(
@@ -40,13 +64,22 @@ def coverage(served: Iterable[Served], target: Target, quantile: float) -> float
     )
 
 
+def keeps(served: Served, ttft_ms: float, tpot_ms: float) -> bool:
+    """Whether a stream kept both targets; one that failed or was refused did not."""
+    infinite = float("inf")
+    return served.actual_ms.get(Target.TTFT, infinite) <= ttft_ms and served.actual_ms.get(Target.TPOT, 0.0) <= tpot_ms
+
+
 def attainment(served: Iterable[Served], ttft_ms: float, tpot_ms: float) -> float | None:
     """The share of streams, failed and refused ones included, that kept both targets."""
-    return mean(
-        float(s.actual_ms.get(Target.TTFT, float("inf")) <= ttft_ms and s.actual_ms.get(Target.TPOT, 0.0) <= tpot_ms)
-        for s in served
-        if s.streamed
-    )
+    return mean(float(keeps(s, ttft_ms, tpot_ms)) for s in served if s.streamed)
+
+
+def hit_ratio(served: Iterable[Served]) -> float | None:
+    """Of the prompt tokens that were answered, those that were cached."""
+    answered = [s for s in served if s.status == 200]
+    tokens = sum(s.prompt_tokens for s in answered)
+    return sum(s.cached_tokens for s in answered) / tokens if tokens else None
 
 
 def share(served: Sequence[Served], server: str) -> float | None:

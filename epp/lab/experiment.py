@@ -1,16 +1,18 @@
-"""What is tried in the lab, and what comes of it: servers, changes of the pool, experiments and results.
+"""What is tried in the lab, and what comes of it: servers, requests, changes of the pool, experiments and results.
 
-See `epp.sim.lab`, which runs them.
+See `epp.lab.world`, which runs them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from epp.lab.prompts import Prompt, Segment
 from epp.latency.predictor import Predictor, PredictorOptions
 from epp.latency.types import Source, Target
 from epp.pool.endpoint import Endpoint
+from epp.scheduling.plugin import Plugin, Services
 from epp.sim.config import EngineConfig
-from epp.sim.workload import PlannedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,27 @@ class LabServer:
 def alike(servers: int, engine: EngineConfig | None = None) -> tuple[LabServer, ...]:
     """`sim-0`, `sim-1`, …"""
     return tuple(LabServer(f"sim-{i}", engine or EngineConfig()) for i in range(servers))
+
+
+@dataclass(frozen=True, slots=True)
+class LabRequest:
+    """One request of a schedule.
+
+    Attributes:
+        at_s: when it arrives, in seconds after the start.
+        output_tokens: how long its answer will be. Nobody knows but the server, and the oracle.
+        max_output_tokens: what the client set as a limit, which the picker reads; `None`: nothing.
+        answer: the answer as a segment of `output_tokens`, if a later prompt repeats it.
+        headers: what the picker reads, latency targets among them. Shared between requests.
+    """
+
+    at_s: float
+    prompt: Prompt
+    output_tokens: int
+    streaming: bool = True
+    max_output_tokens: int | None = None
+    answer: Segment | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +79,22 @@ class Recovers:
 
 
 @dataclass(frozen=True, slots=True)
+class Dies:
+    """What runs there breaks off, new requests get 503, its metrics page is gone."""
+
+    at_s: float
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """It is there (again), with an empty cache, in the pool and at full speed. Whatever ran there breaks off."""
+
+    at_s: float
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
 class Joins:
     at_s: float
     server: LabServer
@@ -69,7 +108,14 @@ class Leaves:
     server: str
 
 
-Change = Slows | Fails | Recovers | Joins | Leaves
+Change = Slows | Fails | Recovers | Dies | Restarts | Joins | Leaves
+
+ServicesOf = Callable[[Services, Any], Services]
+
+
+def only_what_a_picker_has(services: Services, world: Any) -> Services:
+    """Ledger and predictor: what every policy gets."""
+    return services
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +125,25 @@ class Experiment:
         config_text: the picker's EndpointPickerConfig.
         schedule: in order of time.
         changes: of the pool, while it runs.
+        plugins: plugin types beyond the picker's own that the configuration may name.
+        services_of: makes what plugins may hold on to out of the picker's services and the world; the oracle's alone
+            takes anything of the latter.
         quantiles: of which bounds are noted with each prediction. The decision does not see them.
         training_delay_s: from a training job to its model being served.
-        metrics_interval_ms: bounds; each server draws its own.
+        metrics_interval_ms: bounds; each server draws its own. `None`: no metrics page is ever read.
     """
 
     config_text: str
     servers: Sequence[LabServer]
-    schedule: Sequence[PlannedRequest]
+    schedule: Sequence[LabRequest]
     changes: Sequence[Change] = ()
     seed: int = 1
     predictor: PredictorOptions = field(default_factory=PredictorOptions)
+    plugins: Sequence[type[Plugin]] = ()
+    services_of: ServicesOf = only_what_a_picker_has
     quantiles: Sequence[float] = ()
     training_delay_s: float = 1.0
-    metrics_interval_ms: tuple[float, float] = (50.0, 100.0)
+    metrics_interval_ms: tuple[float, float] | None = (50.0, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +162,8 @@ class Served:
     Attributes:
         server: `None` if the picker refused it.
         note: what the predicting plugin said: what it predicted, or why it did not.
-        status: 429 and the like if the picker refused it; `None` until it is answered.
+        status: 429 and the like if the picker refused it; `None` until it is answered, or if the answer broke off.
+        cached_tokens: of the prompt, found in the server's cache.
         actual_ms: from dispatch; TTFT and TPOT of a stream, E2E of any other answer; nothing of an error.
     """
 
@@ -121,6 +173,9 @@ class Served:
     note: str = ""
     status: int | None = None
     streamed: bool = False
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
     promised: dict[Target, Promised] = field(default_factory=dict)
     actual_ms: dict[Target, float] = field(default_factory=dict)
     ended_s: float | None = None
@@ -133,10 +188,14 @@ class LabResult:
         served: every request of the schedule, in its order.
         published_s: when models were published.
         plugin_failures: by plugin type; a plugin that raises costs quality silently, but not here.
+        busy_s: per server, how long its engine computed.
+        preemptions: over all engines.
         predictor: as it was at the end.
     """
 
     served: tuple[Served, ...]
     published_s: tuple[float, ...]
     plugin_failures: Mapping[str, int]
+    busy_s: Mapping[str, float]
+    preemptions: int
     predictor: Predictor

@@ -1,0 +1,79 @@
+"""Many runs on several processes, with a progress bar. The results are the same for any number of processes."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from typing import TextIO, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_WIDTH = 30
+_REDRAW_S = 0.2
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Progress:
+    """A bar on a terminal, `total` steps long; elsewhere nothing. Costs a line, which it clears at its end."""
+
+    def __init__(self, total: int, what: str, stream: TextIO | None = None) -> None:
+        self._total, self._what = total, what
+        self._stream = stream or sys.stderr
+        self._shown = self._stream.isatty()
+        self._done = 0
+        self._started_s = time.monotonic()
+        self._drawn_s = float("-inf")
+
+    def __enter__(self) -> "Progress":
+        self._draw()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def step(self) -> None:
+        self._done += 1
+        if time.monotonic() - self._drawn_s >= _REDRAW_S or self._done == self._total:
+            self._draw()
+
+    def _draw(self) -> None:
+        if not self._shown:
+            return
+        self._drawn_s = time.monotonic()
+        passed_s = self._drawn_s - self._started_s
+        filled = _WIDTH * self._done // max(self._total, 1)
+        left = f", {passed_s / self._done * (self._total - self._done):.0f} s left" if self._done else ""
+        bar = "█" * filled + "·" * (_WIDTH - filled)
+        self._stream.write(f"\r\x1b[K{bar} {self._done}/{self._total} {self._what}{left}")
+        self._stream.flush()
+
+
+def map_in_order(work: Callable[[T], R], tasks: Sequence[T], jobs: int, progress: Progress) -> list[R]:
+    """`work` of each task, in the order of the tasks. With one job in this process. What it raises is raised."""
+    if jobs <= 1 or len(tasks) <= 1:
+        results = []
+        for task in tasks:
+            results.append(work(task))
+            progress.step()
+        return results
+    done: dict[int, R] = {}
+    with ProcessPoolExecutor(min(jobs, len(tasks))) as pool:
+        waiting: dict[Future[R], int] = {pool.submit(work, task): number for number, task in enumerate(tasks)}
+        try:
+            while waiting:
+                ready, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in ready:
+                    done[waiting.pop(future)] = future.result()
+                    progress.step()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [done[number] for number in range(len(tasks))]

@@ -1,0 +1,101 @@
+"""Pools of simulated servers, written as `h100x4+a100x4`.
+
+The step law's constants are those of `epp.sim.timing`. To them the lab adds what long contexts cost, from the size of
+model and machine alone:
+
+* context_token_ns = KV bytes of a token / memory bandwidth: each step of a decoding sequence reads all its context;
+* attention_pair_ns = prefill_token_us · 1000 · 4·L·d / (2·P), with L layers of width d and P parameters: the ratio of
+  the FLOPs of attention, 4·L·d for a pair of tokens, to those of all the rest, 2·P for a token; times 2, since
+  attention kernels reach about half the efficiency of the others. (DistServe's fit to an older kernel has 5 for 2.)
+* KV cache tokens = (0.9 · memory − weights) / KV bytes of a token, rounded down.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from epp.lab.experiment import LabServer
+from epp.problem import Problem
+from epp.sim.config import EngineConfig
+from epp.sim.timing import HARDWARE
+
+BLOCK_TOKENS = 64
+"""Of the lab's engines. vLLM's are of 16; the picker's index goes by 64 in either case, and four times fewer blocks are
+four times less work. What it changes: up to 63 tokens of a shared beginning, instead of 15, are computed again."""
+
+_MEMORY_USED = 0.9
+_ATTENTION_INEFFICIENCY = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model's size: parameters, layers, width, and bytes of KV cache per token (16 bits)."""
+
+    parameters: float
+    layers: int
+    width: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Memory and its bandwidth, over all GPUs of one server."""
+
+    memory_bytes: float
+    bytes_per_s: float
+
+
+_8B = Model(8.0e9, 32, 4096, 131_072)  # Llama 3.1
+_3B = Model(3.2e9, 28, 3072, 114_688)  # Llama 3.2
+_14B = Model(14.8e9, 48, 5120, 196_608)  # Qwen 2.5
+_70B = Model(70.6e9, 80, 8192, 327_680)  # Llama 3.1
+_H100 = Machine(80e9, 3.35e12)
+_A100 = Machine(80e9, 2.04e12)
+_L40S = Machine(48e9, 0.864e12)
+_4_H100 = Machine(320e9, 13.4e12)
+
+_SHAPES: Mapping[str, tuple[Model, Machine]] = {
+    "8b-h100": (_8B, _H100),
+    "3b-h100": (_3B, _H100),
+    "14b-h100": (_14B, _H100),
+    "8b-a100": (_8B, _A100),
+    "8b-l40s": (_8B, _L40S),
+    "70b-h100-tp4": (_70B, _4_H100),
+}
+_PART = re.compile(r"(?P<name>.+?)(?:x(?P<number>\d+))?")
+_SHORT = {"h100": "8b-h100", "a100": "8b-a100", "l40s": "8b-l40s"}
+
+
+def engine_of(shape: str) -> EngineConfig:
+    """The engine of a shape by its name. Raises KeyError."""
+    model, machine = _SHAPES[shape]
+    law = HARDWARE[shape]
+    of_attention = 4 * model.layers * model.width / (2 * model.parameters) * _ATTENTION_INEFFICIENCY
+    hardware = replace(
+        law,
+        attention_pair_ns=law.prefill_token_us * 1e3 * of_attention,
+        context_token_ns=model.kv_bytes / machine.bytes_per_s * 1e9,
+    )
+    kv_tokens = (_MEMORY_USED * machine.memory_bytes - 2 * model.parameters) / model.kv_bytes
+    return EngineConfig(hardware=hardware, kv_blocks=int(kv_tokens // BLOCK_TOKENS), block_tokens=BLOCK_TOKENS)
+
+
+ENGINES: Mapping[str, EngineConfig] = MappingProxyType({shape: engine_of(shape) for shape in _SHAPES})
+
+
+def parse_pool(text: str) -> tuple[LabServer, ...]:
+    """The servers of `h100x4+a100x4`, named `h100-0`, … A shape alone is one server. Raises `Problem`."""
+    servers: list[LabServer] = []
+    for part in text.split("+"):
+        found = _PART.fullmatch(part.strip())
+        name, number = (found["name"], int(found["number"] or 1)) if found else (part.strip(), 1)
+        engine = ENGINES.get(_SHORT.get(name, name))
+        if engine is None:
+            shapes = ", ".join((*_SHORT, *(shape for shape in ENGINES if shape not in _SHORT.values())))
+            raise Problem(f"pool {text!r}: no shape is called {name!r}; there are {shapes}; write for example h100x4")
+        before = sum(server.name.startswith(f"{name}-") for server in servers)
+        servers += [LabServer(f"{name}-{before + i}", engine) for i in range(number)]
+    if not servers:
+        raise Problem(f"pool {text!r} has no servers; write for example h100x4")
+    return tuple(servers)

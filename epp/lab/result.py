@@ -1,0 +1,142 @@
+"""What a run comes to: figures, curves and a time line, as plain values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from epp.lab.experiment import LabResult, Served
+from epp.lab.spec import RunSpec
+from epp.lab.workloads.workload import Targets
+from epp.lab.yardsticks import (
+    actual_ms,
+    attainment,
+    between,
+    coverage,
+    e2e_ms,
+    hit_ratio,
+    mean,
+    percentile,
+    pinball_ms,
+    relative_errors,
+    variation,
+)
+from epp.latency.types import Target
+
+CURVE_RATIOS = tuple(i / 100 for i in range(1, 101))
+TIMELINE_PARTS = 40
+
+Figures = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """
+    Attributes:
+        targets: what was measured against.
+        knee_rps: of workload and pool, if the rate was chosen by it.
+        figures: by name; see `figures_of`. Times are in ms.
+        curves: of TTFT, TPOT and E2E, the percentiles 1 to 100.
+        servers: per server its share of the requests, of the time it computed, and of prompt tokens that were cached.
+        timeline: parts of the run, by arrival: when it begins, attainment, median and 0.9 quantile of TTFT, requests.
+        plugin_failures: plugins that raised, by type; there should be none.
+    """
+
+    spec: RunSpec
+    targets: Targets
+    knee_rps: float | None
+    figures: Figures
+    curves: Mapping[str, Sequence[float | None]]
+    servers: Mapping[str, Figures]
+    timeline: Sequence[Figures]
+    plugin_failures: Mapping[str, int]
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        plain = asdict(self)
+        plain["targets"] = self.targets._asdict()
+        plain["spec"]["targets"] = None if self.spec.targets is None else self.spec.targets._asdict()
+        return plain
+
+
+def result_of(spec: RunSpec, targets: Targets, knee_rps: float | None, lab: LabResult) -> Result:
+    end_s = spec.duration_s
+    measured = between(lab.served, spec.warmup_ratio * end_s, end_s)
+    names = sorted(lab.busy_s)
+    return Result(
+        spec=spec,
+        targets=targets,
+        knee_rps=knee_rps,
+        figures=figures_of(measured, targets, spec.quantile)
+        | {
+            "imbalance": variation(lab.busy_s.values()),
+            "preemptions": float(lab.preemptions),
+            "models": float(len(lab.published_s)),
+            "throughput_rps": sum(s.ended_s is not None and s.status == 200 and s.ended_s < end_s for s in lab.served)
+            / end_s,
+        },
+        curves={
+            "ttft_ms": _curve(actual_ms(measured, Target.TTFT)),
+            "tpot_ms": _curve(actual_ms(measured, Target.TPOT)),
+            "e2e_ms": _curve(e2e_ms(measured)),
+        },
+        servers={name: _server(name, measured, lab) for name in names},
+        timeline=_timeline(lab.served, targets, end_s),
+        plugin_failures=dict(sorted(lab.plugin_failures.items())),
+    )
+
+
+def figures_of(served: Sequence[Served], targets: Targets, quantile: float) -> dict[str, float | None]:
+    """The yardsticks of these requests.
+
+    `attainment`: both targets kept, of all streams; failed and refused ones keep none. `goodput_rps` follows from it in
+    a sweep, not from one run. `ttft_mape` and the like are of predictions that were served.
+    """
+    ttft, tpot, e2e = actual_ms(served, Target.TTFT), actual_ms(served, Target.TPOT), e2e_ms(served)
+    figures: dict[str, float | None] = {
+        "requests": float(len(served)),
+        "failed": float(sum(s.status != 200 for s in served)),
+        "attainment": attainment(served, *targets),
+        "ttft_attainment": attainment(served, targets.ttft_ms, float("inf")),
+        "tpot_attainment": attainment(served, float("inf"), targets.tpot_ms),
+        "hit_ratio": hit_ratio(served),
+    }
+    for name, values in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)):
+        figures[f"{name}_mean_ms"] = mean(values)
+        for percent in (50, 90, 99):
+            figures[f"{name}_p{percent}_ms"] = percentile(values, percent / 100)
+    for target in Target:
+        figures[f"{target.value}_mape"] = mean(relative_errors(served, target))
+        figures[f"{target.value}_pinball_ms"] = pinball_ms(served, target, quantile)
+        figures[f"{target.value}_coverage"] = coverage(served, target, quantile)
+    return figures
+
+
+def _curve(values: Sequence[float]) -> list[float | None]:
+    ordered = sorted(values)
+    return [ordered[max(round(ratio * len(ordered)), 1) - 1] if ordered else None for ratio in CURVE_RATIOS]
+
+
+def _server(name: str, served: Sequence[Served], lab: LabResult) -> Figures:
+    mine = [s for s in served if s.server == name]
+    return {
+        "share": len(mine) / len(served) if served else None,
+        "busy_s": lab.busy_s[name],
+        "hit_ratio": hit_ratio(mine),
+    }
+
+
+def _timeline(served: Sequence[Served], targets: Targets, end_s: float) -> list[Figures]:
+    step_s = end_s / TIMELINE_PARTS
+    parts: list[list[Served]] = [[] for _ in range(TIMELINE_PARTS)]
+    for s in served:
+        parts[min(int(s.at_s / step_s), TIMELINE_PARTS - 1)].append(s)
+    return [
+        {
+            "at_s": number * step_s,
+            "requests": float(len(part)),
+            "attainment": attainment(part, *targets),
+            "ttft_p50_ms": percentile(actual_ms(part, Target.TTFT), 0.5),
+            "ttft_p90_ms": percentile(actual_ms(part, Target.TTFT), 0.9),
+        }
+        for number, part in enumerate(parts)
+    ]

@@ -1,0 +1,81 @@
+"""From a run's spec to its result: names become policies, workloads and pools."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from epp.config.errors import ConfigError
+from epp.lab import oracle
+from epp.lab.experiment import Experiment, ServicesOf, only_what_a_picker_has
+from epp.lab.knee import knee_rps
+from epp.lab.policies.catalogue import POLICIES
+from epp.lab.policies.policy import Policy
+from epp.lab.pools import parse_pool
+from epp.lab.result import Result, result_of
+from epp.lab.spec import RunSpec, parse_fault
+from epp.lab.workloads.catalogue import WORKLOADS
+from epp.lab.workloads.traces import read_trace
+from epp.lab.workloads.workload import Clients, Workload, schedule
+from epp.lab.world import run
+from epp.problem import Problem
+
+_SERVICES: Mapping[str, ServicesOf] = {oracle.POLICY.name: oracle.with_foresight}
+
+
+def policy_of(name: str) -> Policy:
+    """A policy by its name, or the configuration in a file. Raises `Problem`."""
+    if name == oracle.POLICY.name:
+        return oracle.POLICY
+    if (policy := POLICIES.get(name)) is not None:
+        return policy
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise Problem(f"no policy is called {name!r}; there are {', '.join((*POLICIES, oracle.POLICY.name))}")
+    try:
+        return Policy(path.stem, f"the configuration in {path}", path.read_text())
+    except OSError as error:
+        raise Problem(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def workload_of(name: str) -> Workload:
+    """A workload by its name, or the trace in a file. Raises `Problem`."""
+    if (workload := WORKLOADS.get(name)) is not None:
+        return workload
+    path = Path(name)
+    if path.suffix not in (".csv", ".jsonl"):
+        raise Problem(f"no workload is called {name!r}; there are {', '.join(WORKLOADS)}, and traces by path")
+    return _trace(path)
+
+
+@lru_cache(maxsize=4)
+def _trace(path: Path) -> Workload:
+    return read_trace(path)
+
+
+def knee_of(workload: str, pool: str) -> float:
+    """See `epp.lab.knee`. Raises `Problem`."""
+    return knee_rps(workload_of(workload), parse_pool(pool))
+
+
+def run_spec(spec: RunSpec, knee: float | None = None) -> Result:
+    """Run it. `knee` is noted in the result. Raises `Problem`."""
+    workload, policy, servers = workload_of(spec.workload), policy_of(spec.policy), parse_pool(spec.pool)
+    targets = spec.targets or workload.targets
+    clients = Clients(targets if spec.send_targets else None, spec.streaming_ratio)
+    experiment = Experiment(
+        config_text=policy.config_text,
+        servers=servers,
+        schedule=schedule(workload, clients, spec.rate_rps, spec.seed, duration_s=spec.duration_s),
+        changes=[change for fault in spec.faults for change in parse_fault(fault, servers)],
+        seed=spec.seed,
+        plugins=policy.plugins,
+        services_of=_SERVICES.get(policy.name, only_what_a_picker_has),
+        quantiles=(spec.quantile,),
+        metrics_interval_ms=spec.metrics_interval_ms,
+    )
+    if not experiment.schedule:
+        raise Problem(f"{spec.workload}: nothing arrives within {spec.duration_s:g} s at {spec.rate_rps:g} rps")
+    try:
+        return result_of(spec, targets, knee, run(experiment))
+    except ConfigError as error:
+        raise Problem(f"policy {spec.policy}: {error}") from error

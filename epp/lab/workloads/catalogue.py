@@ -1,0 +1,91 @@
+"""The workloads by name: the shapes of published traces and benchmarks.
+
+Lengths and gaps are fits to what was published; no trace is part of this project. Traces themselves are read from their
+files, see `epp.lab.workloads.traces`. Targets are ours: what a pool at half of its knee keeps nearly always.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from epp.lab.workloads.parts import of_mean_and_sd
+from epp.lab.workloads.sessions import Agents, Chats
+from epp.lab.workloads.shared import SharedHeads, spread
+from epp.lab.workloads.single import Single
+from epp.lab.workloads.workload import Targets, Workload
+from epp.sim.workload import Lengths
+
+_WORKLOADS: tuple[Workload, ...] = (
+    # Azure LLM inference traces of 2023 (Microsoft, CC-BY 4.0).
+    Single(
+        "azure-conv",
+        "conversations: 760 tokens in, 150 out (medians), nothing shared",
+        Targets(500.0, 30.0),
+        run_s=60.0,
+        prompt=Lengths(6.63, 0.985, 16_000),
+        output=Lengths(5.02, 0.86, 1_500),
+        gap_cv=1.09,
+    ),
+    Single(
+        "azure-code",
+        "code completion: 1,100 tokens in, 16 out (medians), in bursts",
+        Targets(1_500.0, 50.0),
+        run_s=90.0,
+        prompt=Lengths(7.00, 1.36, 16_000),
+        output=Lengths(2.79, 0.85, 1_500),
+        gap_cv=13.2,
+    ),
+    # The conversation trace of Mooncake (Apache-2.0), fitted by us: a request in 2.6 goes on with a conversation,
+    # after 2 minutes (median), and all come in steps of 3 s.
+    Chats(
+        "mooncake-conversation",
+        "long conversations: 6,900 tokens in, 350 out (medians), 37 % of the tokens asked before",
+        Targets(5_000.0, 50.0),
+        run_s=360.0,
+        rate_rps=3.40,
+        head_tokens=400,
+        first=Lengths(8.6, 1.2, 120_000),
+        new=Lengths(6.3, 1.9, 60_000),
+        output=Lengths(5.86, 0.42, 2_000),
+        chatty_ratio=0.32,
+        stay_ratio=0.62,
+        pause_mu=4.8,
+        pause_sigma=0.9,
+        step_s=3.0,
+    ),
+    # 150 tenants with a system prompt each: a benchmark on which published predictors lost to plain affinity.
+    SharedHeads(
+        "b2b-saas",
+        "150 tenants with 6,000 shared tokens each, 1,200 new ones, 1,000 out: nothing but affinity",
+        Targets(1_000.0, 40.0),
+        run_s=240.0,
+        heads=(6_000,) * 150,
+        question_tokens=1_200,
+        output=Lengths.exactly(1_000),
+    ),
+    # In: mean 729, standard deviation 13,550, of which some 94 % is asked again and again. Out: mean 300, 2,213.
+    SharedHeads(
+        "production-shaped",
+        "400 texts from a few tokens to 100,000, asked again and again: 94 % of the tokens are shared",
+        Targets(1_000.0, 40.0),
+        run_s=60.0,
+        heads=spread(of_mean_and_sd(729.0, 13_550.0, 131_072 - 16_384), 400),
+        question_tokens=8,
+        question_ratio=0.02,
+        output=of_mean_and_sd(300.0, 2_213.0, 8_192),
+    ),
+    Agents(
+        "code-gen",
+        "agents: projects of 3,000 to 100,000 tokens, 6 turns of 1,500 in and 800 out",
+        Targets(4_000.0, 50.0),
+        run_s=600.0,
+        projects=24,
+        least_head_tokens=3_000,
+        most_head_tokens=100_000,
+        turns=6,
+        new_tokens=1_500,
+        output_tokens=800,
+        pause_s=25.0,
+    ),
+)
+
+WORKLOADS: Mapping[str, Workload] = MappingProxyType({workload.name: workload for workload in _WORKLOADS})

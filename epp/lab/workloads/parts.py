@@ -1,0 +1,44 @@
+"""What workloads are put together from: gaps between arrivals, and sessions that overlap."""
+
+import heapq
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from math import exp, log, sqrt
+
+from epp.lab.experiment import LabRequest
+from epp.sim.workload import Lengths
+
+
+def arrivals(rate_rps: float, gap_cv: float, rng: random.Random, start_s: float = 0.0) -> Iterator[float]:
+    """Times of arrivals whose gaps are gamma: with a coefficient of variation of 1 Poisson, above it in bursts."""
+    shape = gap_cv**-2
+    at_s = start_s
+    while True:
+        at_s += rng.gammavariate(shape, 1.0 / (shape * rate_rps))
+        yield at_s
+
+
+def of_mean_and_sd(mean: float, sd: float, most: int) -> Lengths:
+    """Lognormal lengths with this mean and standard deviation before the cut at `most`."""
+    variance = log(1.0 + (sd / mean) ** 2)
+    return Lengths(log(mean) - variance / 2, sqrt(variance), most)
+
+
+def log_uniform(low: float, high: float, ratio: float) -> int:
+    """The length at this ratio (0..1) of a range, evenly spread in the logarithm."""
+    return round(exp(log(low) + ratio * (log(high) - log(low))))
+
+
+def interleaved(sessions: Iterable[Sequence[LabRequest]]) -> Iterator[LabRequest]:
+    """The requests of sessions, which come in order of their first requests, in order of time, from 0 s on."""
+    waiting: list[tuple[float, int, LabRequest]] = []
+    order = count()
+    for session in sessions:
+        while waiting and waiting[0][0] <= session[0].at_s:
+            yield heapq.heappop(waiting)[2]
+        for request in session:
+            if request.at_s >= 0.0:
+                heapq.heappush(waiting, (request.at_s, next(order), request))
+    while waiting:
+        yield heapq.heappop(waiting)[2]

@@ -1,0 +1,37 @@
+"""Requests that have nothing to do with one another: lengths and gaps alone."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from epp.lab.experiment import LabRequest
+from epp.lab.prompts import SegmentNumbers
+from epp.lab.workloads.parts import arrivals
+from epp.lab.workloads.workload import Targets
+from epp.sim.workload import Lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """Every prompt is new. Fields as in `Workload`.
+
+    Attributes:
+        tells_length: clients set as a limit what they will get, as load generators do; others set `output.most`.
+    """
+
+    name: str
+    about: str
+    targets: Targets
+    run_s: float
+    prompt: Lengths
+    output: Lengths
+    gap_cv: float = 1.0
+    tells_length: bool = False
+
+    def requests(self, rate_rps: float, rng: random.Random) -> Iterator[LabRequest]:
+        numbers = SegmentNumbers()
+        for at_s in arrivals(rate_rps, self.gap_cv, rng):
+            prompt = (numbers.new(self.prompt.draw(rng)),)
+            output_tokens = self.output.draw(rng)
+            limit = output_tokens if self.tells_length else self.output.most
+            yield LabRequest(at_s, prompt, output_tokens, max_output_tokens=limit)

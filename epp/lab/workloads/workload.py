@@ -1,0 +1,81 @@
+"""What a workload is, and how one becomes the schedule of a run."""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice, takewhile
+from typing import NamedTuple, Protocol
+
+from epp.lab.experiment import LabRequest
+from epp.sim.workload import TPOT_SLO_HEADER, TTFT_SLO_HEADER
+
+
+class Targets(NamedTuple):
+    """What a request should keep: time to the first token, and per output token after it."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {TTFT_SLO_HEADER: f"{self.ttft_ms:g}", TPOT_SLO_HEADER: f"{self.tpot_ms:g}"}
+
+
+class Workload(Protocol):
+    """
+    Attributes:
+        name: on the command line.
+        about: one line.
+        targets: what its requests should keep, unless a run says otherwise.
+        run_s: how long a run has to be for its figures to mean something: many times a request's own duration.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def about(self) -> str: ...
+
+    @property
+    def targets(self) -> Targets: ...
+
+    @property
+    def run_s(self) -> float: ...
+
+    def requests(self, rate_rps: float, rng: random.Random) -> Iterator[LabRequest]:
+        """Requests in order of time from 0 s on, `rate_rps` of them per second on average: without end, or, of a
+        trace, until its own. Headers are not set, and every answer streams. All chance is of `rng`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """What is true of clients whatever they ask.
+
+    Attributes:
+        targets: sent in headers with every request; `None`: none are sent.
+        streaming_ratio: how many of them want a stream.
+    """
+
+    targets: Targets | None
+    streaming_ratio: float = 1.0
+
+
+def schedule(
+    workload: Workload,
+    clients: Clients,
+    rate_rps: float,
+    seed: int,
+    *,
+    duration_s: float = math.inf,
+    requests: int | None = None,
+) -> tuple[LabRequest, ...]:
+    """What arrives within `duration_s`, or the first `requests`. One seed is one schedule, whatever the policy."""
+    rng = random.Random(seed)
+    streams = random.Random(rng.getrandbits(64))
+    headers = {} if clients.targets is None else clients.targets.headers
+    arriving = takewhile(lambda r: r.at_s < duration_s, workload.requests(rate_rps, rng))
+    return tuple(
+        replace(request, headers=headers, streaming=streams.random() < clients.streaming_ratio)
+        for request in islice(arriving, requests)
+    )
