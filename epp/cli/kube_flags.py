@@ -14,6 +14,8 @@ from epp.kube.selector import parse_selector
 from epp.pool.address import canonical_port
 from epp.problem import Problem
 
+# A quiet API server is heard once in a second at best.
+SHORTEST_SNAPSHOT_AGE_S = 3
 # A pod of a Deployment is called <deployment>-<hash of the template>-<random>.
 _POD_OF_DEPLOYMENT = re.compile(r"(.+)-[a-z0-9]+-[a-z0-9]+")
 
@@ -49,8 +51,7 @@ def add_kube_flags(parser: Any) -> None:
         kube,
         "--max-snapshot-age",
         0.0,
-        "refuse requests when the API server was silent for so long; 0 is never: go on with the pods last known; "
-        "15s leaves room for one watch that stalls",
+        "refuse requests when the API server was silent for so long, e.g. 15s; 0 is never: the pods last known stay",
     )
     add_bool(kube, "--ha-enable-leader-election", False, "of several pickers only the one that holds a Lease is ready")
     timings = LeaseTimings()
@@ -69,11 +70,14 @@ def kube_options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> K
                 "--ha-enable-leader-election: give --pool-name or --endpoint-selector; the Lease is named after it"
             )
         return None
+    longest_s = arguments.max_snapshot_age
+    if 0 < longest_s < SHORTEST_SNAPSHOT_AGE_S:
+        raise Problem(f"--max-snapshot-age {longest_s:g}s: give {SHORTEST_SNAPSHOT_AGE_S}s or more, or 0 for never")
     return KubeOptions(
         source=source,
         namespace=arguments.pool_namespace or environ.get("NAMESPACE") or "default",
         kubeconfig=arguments.kubeconfig,
-        max_snapshot_age_s=arguments.max_snapshot_age or None,
+        max_snapshot_age_s=longest_s or None,
         leader_election=_timings(arguments) if arguments.ha_enable_leader_election else None,
         identity=f"{environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4()}",
     )

@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from epp.kube.client import KubeClient
@@ -41,6 +41,16 @@ class ReflectorTimings:
     first_pause_s: float = 0.1
     longest_pause_s: float = 5.0
     absent_pause_s: float = 10.0
+
+    @staticmethod
+    def for_age(longest_age_s: float | None) -> "ReflectorTimings":
+        """Such that a quiet watch never looks that old, and that one which stalls is mended before if it can be.
+        `None`: any age is well."""
+        usual = ReflectorTimings()
+        if longest_age_s is None:
+            return usual
+        watch_s = max(1, min(usual.watch_s, int(longest_age_s / 2)))
+        return replace(usual, watch_s=watch_s, grace_s=min(usual.grace_s, longest_age_s / 4))
 
 
 class Reflector(Generic[T]):

@@ -14,6 +14,7 @@ from epp.kube.discovery import KubeDiscovery
 from epp.kube.leader import LeaderElection
 from epp.kube.options import KubeOptions, PoolByName
 from epp.kube.policy_source import PolicySource
+from epp.kube.reflector import ReflectorTimings
 from epp.observe.kube import KubeMetrics
 from epp.server.state import PickerState
 
@@ -40,7 +41,13 @@ class Kubernetes:
         self._client = KubeClient(access)
         clock = state.clock
         self.discovery = KubeDiscovery(
-            options, self._client, state.store, clock=clock, rng=rng, on_error=self._count_error
+            options,
+            self._client,
+            state.store,
+            clock=clock,
+            rng=rng,
+            on_error=self._count_error,
+            timings=ReflectorTimings.for_age(options.max_snapshot_age_s),
         )
         self._policies = (
             PolicySource(

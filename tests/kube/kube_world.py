@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -158,3 +159,60 @@ def truth(pool_object: Mapping[str, Any] | None, pods: Sequence[Mapping[str, Any
             if active is None or str(port) in active.split(","):
                 found[f"{metadata['namespace']}/{metadata['name']}-rank-{rank}"] = f"{said['podIP']}:{port}"
     return found
+
+
+class Changes:
+    """Random changes of one namespace, and the truth after each."""
+
+    def __init__(self, cluster: Cluster, namespace: str, pool_name: str, seed: int) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._pool_name = pool_name
+        self._rng = random.Random(seed)
+        self._names = [f"pod-{i}" for i in range(12)]
+        self._there: set[str] = set()
+        self._pool: Any = None
+
+    async def one(self) -> str:
+        """Make one; returns what it was."""
+        rng, cluster, ns = self._rng, self._cluster, self._namespace
+        name = rng.choice(self._names)
+        kinds = ["ready", "unready", "relabel", "annotate", "delete", "terminate", "recreate", "fail"] * 3
+        kind = rng.choice([*kinds, "ports", "selector"]) if name in self._there else "create"
+        if kind in ("delete", "recreate"):
+            await cluster.delete(PODS, ns, name)
+        if kind in ("create", "recreate"):
+            await cluster.create(PODS, ns, pod(name, self._labels()))
+            if rng.random() < 0.8:
+                await cluster.patch(PODS, ns, name, status(self._host(), ready=rng.random() < 0.8), status=True)
+        elif kind in ("ready", "unready"):
+            await cluster.patch(PODS, ns, name, status(self._host(), ready=kind == "ready"), status=True)
+        elif kind == "relabel":
+            await cluster.patch(PODS, ns, name, {"metadata": {"labels": self._labels()}})
+        elif kind == "annotate":
+            ports = rng.choice([None, "8000", "8001,8002", "8000,8001,8002,x", ""])
+            await cluster.patch(PODS, ns, name, {"metadata": {"annotations": {"llm-d.ai/active-ports": ports}}})
+        elif kind == "terminate":
+            await cluster.delete(PODS, ns, name, grace_s=60)
+        elif kind == "fail":
+            await cluster.patch(PODS, ns, name, {"status": {"phase": "Failed", "podIP": None}}, status=True)
+        elif kind == "ports":
+            ports = [{"number": port} for port in rng.sample([8000, 8001, 8002], rng.randint(1, 3))]
+            self._pool = await cluster.patch(POOL, ns, self._pool_name, {"spec": {"targetPorts": ports}})
+        elif kind == "selector":
+            labels = {"app": "vllm", "tier": rng.choice([None, "a", "b"])}
+            body = {"spec": {"selector": {"matchLabels": labels}}}
+            self._pool = await cluster.patch(POOL, ns, self._pool_name, body)
+        return f"{kind} {name}"
+
+    async def truth(self) -> dict[str, str]:
+        listed = await self._cluster.get(PODS, self._namespace)
+        self._there = {pod["metadata"]["name"] for pod in listed["items"]}
+        self._pool = self._pool or await self._cluster.get(POOL, self._namespace, self._pool_name)
+        return truth(self._pool, listed["items"])
+
+    def _labels(self) -> dict[str, str]:
+        return {"app": self._rng.choice(["vllm", "vllm", "other"]), "tier": self._rng.choice(["a", "b"])}
+
+    def _host(self) -> str:
+        return f"10.0.{self._rng.randint(0, 255)}.{self._rng.randint(1, 254)}"

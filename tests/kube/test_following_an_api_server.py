@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,20 @@ from apiserver import ADMIN_TOKEN, ApiServer, Cluster
 from kube_world import (
     NAMESPACES,
     POOL,
+    Changes,
     install,
     objective,
-    pod,
     pool,
     rewrite,
     rule,
     start_pod,
     status,
-    truth,
     uninstall,
     until,
 )
 from stalling_proxy import StallingProxy
 
-from epp.kube.access import load_access
+from epp.kube.access import Access, load_access
 from epp.kube.client import KubeClient
 from epp.kube.discovery import KubeDiscovery
 from epp.kube.options import KubeOptions, PodsBySelector, PoolByName
@@ -39,6 +38,7 @@ from epp.kube.reflector import ReflectorTimings
 from epp.kube.resources import LEGACY_GROUP, OBJECTIVES, PODS, POOLS, REWRITES
 from epp.kube.selector import parse_selector
 from epp.pool.store import PoolStore
+from epp.problem import Problem
 
 pytestmark = [pytest.mark.kube, pytest.mark.asyncio(loop_scope="module")]
 
@@ -82,10 +82,14 @@ class Followed:
 
 @asynccontextmanager
 async def following(
-    server: ApiServer, options: KubeOptions, *, kubeconfig: Path | None = None, timings: ReflectorTimings = QUICK
+    server: ApiServer,
+    options: KubeOptions,
+    *,
+    kubeconfig: Path | None = None,
+    access: Callable[[], Access] | None = None,
 ) -> AsyncIterator[Followed]:
-    client = KubeClient(lambda: load_access(str(kubeconfig or server.kubeconfig)))
-    followed = Followed(options, client, timings)
+    client = KubeClient(access or (lambda: load_access(str(kubeconfig or server.kubeconfig))))
+    followed = Followed(options, client, QUICK)
     task = asyncio.create_task(followed.discovery.run())
     try:
         yield followed
@@ -93,63 +97,6 @@ async def following(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await client.close()
-
-
-class Changes:
-    """Random changes of one namespace, and the truth after each."""
-
-    def __init__(self, cluster: Cluster, namespace: str, pool_name: str, seed: int) -> None:
-        self._cluster = cluster
-        self._namespace = namespace
-        self._pool_name = pool_name
-        self._rng = random.Random(seed)
-        self._names = [f"pod-{i}" for i in range(12)]
-        self._there: set[str] = set()
-        self._pool: Any = None
-
-    async def one(self) -> str:
-        """Make one; returns what it was."""
-        rng, cluster, ns = self._rng, self._cluster, self._namespace
-        name = rng.choice(self._names)
-        kinds = ["ready", "unready", "relabel", "annotate", "delete", "terminate", "recreate", "fail"] * 3
-        kind = rng.choice([*kinds, "ports", "selector"]) if name in self._there else "create"
-        if kind in ("delete", "recreate"):
-            await cluster.delete(PODS, ns, name)
-        if kind in ("create", "recreate"):
-            await cluster.create(PODS, ns, pod(name, self._labels()))
-            if rng.random() < 0.8:
-                await cluster.patch(PODS, ns, name, status(self._host(), ready=rng.random() < 0.8), status=True)
-        elif kind in ("ready", "unready"):
-            await cluster.patch(PODS, ns, name, status(self._host(), ready=kind == "ready"), status=True)
-        elif kind == "relabel":
-            await cluster.patch(PODS, ns, name, {"metadata": {"labels": self._labels()}})
-        elif kind == "annotate":
-            ports = rng.choice([None, "8000", "8001,8002", "8000,8001,8002,x", ""])
-            await cluster.patch(PODS, ns, name, {"metadata": {"annotations": {"llm-d.ai/active-ports": ports}}})
-        elif kind == "terminate":
-            await cluster.delete(PODS, ns, name, grace_s=60)
-        elif kind == "fail":
-            await cluster.patch(PODS, ns, name, {"status": {"phase": "Failed", "podIP": None}}, status=True)
-        elif kind == "ports":
-            ports = [{"number": port} for port in rng.sample([8000, 8001, 8002], rng.randint(1, 3))]
-            self._pool = await cluster.patch(POOL, ns, self._pool_name, {"spec": {"targetPorts": ports}})
-        elif kind == "selector":
-            labels = {"app": "vllm", "tier": rng.choice([None, "a", "b"])}
-            body = {"spec": {"selector": {"matchLabels": labels}}}
-            self._pool = await cluster.patch(POOL, ns, self._pool_name, body)
-        return f"{kind} {name}"
-
-    async def truth(self) -> dict[str, str]:
-        listed = await self._cluster.get(PODS, self._namespace)
-        self._there = {pod["metadata"]["name"] for pod in listed["items"]}
-        self._pool = self._pool or await self._cluster.get(POOL, self._namespace, self._pool_name)
-        return truth(self._pool, listed["items"])
-
-    def _labels(self) -> dict[str, str]:
-        return {"app": self._rng.choice(["vllm", "vllm", "other"]), "tier": self._rng.choice(["a", "b"])}
-
-    def _host(self) -> str:
-        return f"10.0.{self._rng.randint(0, 255)}.{self._rng.randint(1, 254)}"
 
 
 async def equals_truth(followed: Followed, changes: Changes, what: str) -> None:
@@ -344,3 +291,32 @@ async def test_objectives_and_rewrites_of_either_group(api_server: ApiServer, cl
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await client.close()
+
+
+async def test_in_a_pod_the_service_account_is_used_and_its_token_read_again(
+    api_server: ApiServer, cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kubernetes.config import incluster_config
+
+    token = tmp_path / "token"
+    token.write_text("token-that-expired")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(api_server.ca_file))
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(api_server.port)}
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    await cluster.create(POOL, namespace, pool("p", LABELS))
+    await start_pod(cluster, namespace, "pod-0", LABELS, "10.0.0.1")
+    async with following(api_server, KubeOptions(PoolByName("p"), namespace), access=lambda: load_access(None)) as f:
+        await until(f.discovery.not_ready, lambda said: "credentials" in said[0])
+        token.write_text(ADMIN_TOKEN)
+        await until(f.addresses, lambda said: len(said) == 1)
+
+
+async def test_without_a_way_to_an_api_server_there_is_no_start(tmp_path: Path) -> None:
+    with pytest.raises(Problem, match=r"nowhere.*--kubeconfig"):
+        load_access(str(tmp_path / "nowhere"))
+    (tmp_path / "half").write_text("apiVersion: v1\nkind: Config\nclusters: []\n")
+    with pytest.raises(Problem, match=r"half.*--kubeconfig"):
+        load_access(str(tmp_path / "half"))

@@ -69,8 +69,9 @@ def test_pods_by_selector() -> None:
         (["--endpoint-selector", "a=b", "--endpoint-target-ports", "0"], POD, ["--endpoint-target-ports", "65535"]),
         (["--endpoint-selector", "", "--endpoint-target-ports", "1"], POD, ["--endpoint-selector"]),
         (["--pool-name", "p", "--ha-enable-leader-election", "--ha-retry-period", "2s"], {}, ["--ha-retry-period"]),
+        (["--pool-name", "p", "--max-snapshot-age", "1s"], {}, ["--max-snapshot-age", "3s or more"]),
     ],
-    ids=["no-pod-name", "odd-pod-name", "no-ports", "nine-ports", "port-0", "empty-selector", "slow-retry"],
+    ids=["no-pod-name", "odd-pod-name", "no-ports", "nine-ports", "port-0", "empty-selector", "slow-retry", "age"],
 )
 def test_what_cannot_work_is_said_with_the_fix(arguments: list[str], environ: dict[str, str], words: list[str]) -> None:
     with pytest.raises(Problem) as raised:

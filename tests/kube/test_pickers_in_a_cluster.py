@@ -12,10 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from apiserver import EPP_USER, ApiServer, Cluster
+from apiserver import ADMIN_TOKEN, EPP_USER, ApiServer, Cluster
 from kube_world import (
     NAMESPACES,
     POOL,
+    Changes,
     install,
     objective,
     pool,
@@ -25,6 +26,7 @@ from kube_world import (
     status,
     until,
 )
+from stalling_proxy import StallingProxy
 
 from epp.kube.permissions import When
 from epp.kube.rbac import manifests
@@ -241,3 +243,48 @@ async def test_a_leader_that_is_killed_or_told_to_stop_is_succeeded(
         over.set()
         statuses = [status for statuses in await asyncio.gather(*clients) for status in statuses]
         assert set(statuses) == {200}
+
+
+async def test_a_picker_follows_changes_and_stops_when_what_it_knows_is_too_old(
+    api_server: ApiServer, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    """With the API server out of reach the last good pool stands, until its age is reached and requests are refused.
+    When it is back they are routed again, to the pods that there are then."""
+    await cluster.create(POOL, namespace, pool("p", {"app": "vllm"}, [8000, 8001]))
+    changes = Changes(cluster, namespace, "p", seed=11)
+
+    async def pool_of(process: PickerProcess) -> dict[str, str]:
+        return {e["id"]: e["address"] for e in (await process.state())["pool"]["endpoints"]}
+
+    async def follows(what: str) -> None:
+        wanted = await changes.truth()
+        await until(lambda: pool_of(process), lambda said: said == wanted)
+
+    async def age_s(process: PickerProcess) -> float:
+        page = (await process.ask("/metrics")).decode()
+        (line,) = [line for line in page.splitlines() if line.startswith("llm_d_epp_pool_snapshot_age_seconds{")]
+        return float(line.rpartition(" ")[2])
+
+    async with StallingProxy(api_server.port) as proxy:
+        api_server.write_kubeconfig(tmp_path / "k", ADMIN_TOKEN, f"https://127.0.0.1:{proxy.port}")
+        flags = ["--max-snapshot-age", "3s", "--refresh-metrics-interval", "10s"]
+        async with picker(tmp_path, tmp_path / "k", namespace, *flags) as process:
+            for _ in range(40):
+                await follows(await changes.one())
+            await start_pod(cluster, namespace, "last", {"app": "vllm", "tier": "a"}, "10.9.9.9")
+            body = {"spec": {"selector": {"matchLabels": {"app": "vllm", "tier": None}}}}
+            await cluster.patch(POOL, namespace, "p", body)
+            last_good = await until(lambda: pool_of(process), lambda said: f"{namespace}/last-rank-0" in said)
+            await ready(process)
+            proxy.refuses = True
+            proxy.cut()
+            await cluster.delete(PODS, namespace, "last")
+            said = await until(lambda: readiness(process), lambda said: said != "ok\n")
+            assert "silent for longer than --max-snapshot-age" in said
+            assert await pool_of(process) == last_good
+            assert await age_s(process) > 3
+            assert "does not answer" in (await process.state())["kubernetes"]["problems"][0]
+            proxy.refuses = False
+            await until(lambda: pool_of(process), lambda said: f"{namespace}/last-rank-0" not in said)
+            await until(lambda: readiness(process), lambda said: "silent" not in said)
+            assert await age_s(process) < 15
