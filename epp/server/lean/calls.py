@@ -12,10 +12,9 @@ from epp.server.lean import frames
 from epp.server.lean.frames import ErrorCode, StreamFault
 from epp.server.lean.headers import Call, trailers_only
 from epp.server.lean.limits import Allowance, LeanOptions
-from epp.server.lean.messages import MessageReader
 from epp.server.lean.sending import Sender, SendQueue
 from epp.server.lean.status import Status
-from epp.server.lean.stream import LeanStream, Method, ReceiveWindow, Timer
+from epp.server.lean.stream import LeanStream, Method, Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,7 @@ class Calls:
             if not half_closed:
                 self._stop_peer(stream_id)
             return
-        reader = MessageReader(call.encoding, options.max_receive_bytes)
-        stream = LeanStream(queue, ReceiveWindow(options.stream_window_bytes), reader, method, self._time.clock)
+        stream = LeanStream(queue, call.encoding, method, options, self._time.clock)
         self._streams[stream_id] = stream
         if call.timeout_s is not None:
             # The caller has given up by then: what is queued is of no use to it.
@@ -80,18 +78,18 @@ class Calls:
         if half_closed:
             stream.half_close()
 
-    def receive(self, stream: LeanStream, data: bytes) -> None:
-        """Bytes of the call's messages."""
-        reader = stream.reader
-        before_bytes = reader.unfinished_bytes
-        stream.receive(data)
-        if reader.unfinished_bytes != before_bytes:
-            self._unfinished_bytes += reader.unfinished_bytes - before_bytes
+    def receive(self, stream: LeanStream, data: bytes, start: int, end: int) -> None:
+        """Of the call's messages, the bytes between two places."""
+        before_bytes = stream.unfinished_bytes
+        stream.receive(data, start, end)
+        after_bytes = stream.unfinished_bytes
+        if after_bytes != before_bytes:
+            self._unfinished_bytes += after_bytes - before_bytes
             if self._unfinished_bytes > self._options.max_unfinished_bytes:
                 stream.queue.end(Status.RESOURCE_EXHAUSTED, "too many unfinished messages on this connection")
-        if stream.queue.ending is not None:
-            self._unfinished_bytes -= reader.unfinished_bytes
-            reader.drop()
+        if after_bytes and stream.queue.ending is not None:
+            self._unfinished_bytes -= after_bytes
+            stream.drop_unfinished()
 
     def top_up(self, stream: LeanStream) -> None:
         """Let the peer send more, as soon as it has taken what it was sent."""
@@ -99,7 +97,9 @@ class Calls:
         if queue.queued_bytes > self._options.high_water_bytes:
             queue.on_empty = partial(self.top_up, stream)
         elif not (queue.over or stream.half_closed):
-            self.sender.out.append(frames.window_update(queue.stream_id, stream.window.top_up()))
+            size = self._options.stream_window_bytes
+            self.sender.out.append(frames.window_update(queue.stream_id, size - stream.receivable_bytes))
+            stream.receivable_bytes = size
 
     # --- how calls end ------------------------------------------------------------------------------------------------
 
@@ -138,6 +138,6 @@ class Calls:
 
     def _forget(self, stream: LeanStream, status: Status, *, cancelled: bool, lost: bool = False) -> None:
         """`stream` is no longer among the open ones."""
-        self._unfinished_bytes -= stream.reader.unfinished_bytes
+        self._unfinished_bytes -= stream.unfinished_bytes
         self.sender.drop(stream.queue)
         stream.close(status, cancelled=cancelled, lost=lost)

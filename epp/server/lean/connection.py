@@ -55,18 +55,17 @@ class Connection:
         self._block: tuple[int, int, bytearray] | None = None  # a header block that goes on: stream, flags, so far
         self._draining = False
         self._final = False  # no more streams are taken
-        self._on_frame = (
-            self._on_data,
-            self._on_headers,
-            self._on_priority,
-            self._on_rst_stream,
-            self._on_settings,
-            self._on_push_promise,
-            self._on_ping,
-            self._on_goaway,
-            self._on_window_update,
-            self._on_continuation,
-        )
+        self._on_frame = {
+            frames.HEADERS: self._on_headers,
+            frames.PRIORITY: self._on_priority,
+            frames.RST_STREAM: self._on_rst_stream,
+            frames.SETTINGS: self._on_settings,
+            frames.PUSH_PROMISE: self._on_push_promise,
+            frames.PING: self._on_ping,
+            frames.GOAWAY: self._on_goaway,
+            frames.WINDOW_UPDATE: self._on_window_update,
+            frames.CONTINUATION: self._on_continuation,
+        }
         self._greet()
 
     def _greet(self) -> None:
@@ -157,37 +156,44 @@ class Connection:
                 return
             data, self._preface = bytes(self._preface[len(frames.PREFACE) :]), None
         on_frame = self._on_frame
-        for kind, flags, stream_id, payload in self._frames.feed(data):
+        for kind, flags, stream_id, held, start, end in self._frames.feed(data):
             if self._block is not None and kind != frames.CONTINUATION:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame within a header block")
             if not self._settings_seen and kind != frames.SETTINGS:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no SETTINGS first")
-            if kind < len(on_frame):
-                try:
-                    on_frame[kind](flags, stream_id, payload)
-                except StreamFault as fault:
-                    self._calls.reset(stream_id, fault.code)
-            else:
-                self._chatter.spend()
+            try:
+                if kind == frames.DATA:
+                    self._on_data(flags, stream_id, held, start, end)
+                elif kind <= frames.CONTINUATION:
+                    on_frame[kind](flags, stream_id, held[start:end])
+                else:
+                    self._chatter.spend()
+            except StreamFault as fault:
+                self._calls.reset(stream_id, fault.code)
 
-    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self._window.take(len(payload))
+    def _on_data(self, flags: int, stream_id: int, data: bytes, start: int, end: int) -> None:
+        size = end - start
+        self._window.take(size)
         stream = self._calls.get(stream_id)
         ends = flags & frames.END_STREAM
-        if not payload and not ends:
+        if not size and not ends:
             self._chatter.spend()
         if stream is None:
             self._known(stream_id)
             return
-        stream.window.take(len(payload))
+        stream.receivable_bytes -= size
+        if stream.receivable_bytes < 0:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the window allowed")
         if stream.half_closed:
             raise StreamFault(ErrorCode.STREAM_CLOSED)
         if flags & frames.PADDED:
-            payload = frames.unpad(flags, payload)
-        self._calls.receive(stream, payload)
+            data = frames.unpad(flags, data[start:end])
+            start, end = 0, len(data)
+        if end > start:
+            self._calls.receive(stream, data, start, end)
         if ends:
             stream.half_close()
-        elif stream.window.low:
+        elif stream.receivable_bytes * 2 <= self._options.stream_window_bytes:
             self._calls.top_up(stream)
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:

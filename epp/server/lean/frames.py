@@ -31,7 +31,10 @@ _SETTING = struct.Struct(">HI")
 _INCREMENT = struct.Struct(">HBBBII")
 _GOAWAY = struct.Struct(">HBBBIII")
 
-Frame = tuple[int, int, int, bytes]  # kind, flags, stream id, payload
+Bytes = bytes | bytearray
+
+# Kind, flags and stream; and the payload as bytes with its place in them, for not every frame's has to be copied.
+Frame = tuple[int, int, int, bytes, int, int]
 
 
 class ErrorCode(IntEnum):
@@ -72,33 +75,43 @@ class FrameReader:
 
     def __init__(self, max_frame_bytes: int) -> None:
         self._max_frame_bytes = max_frame_bytes
-        self._rest = bytearray()
-        self._needed_bytes = HEAD_BYTES
+        self._rest = bytearray()  # of a frame that has begun
+        self._needed_bytes = HEAD_BYTES  # of it, as far as is known
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that `data` completes. Raises `ConnectionFault` at one that is too large."""
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._needed_bytes:
-                return
-            data = bytes(self._rest)
-            self._rest.clear()
         at, size = 0, len(data)
-        needed = HEAD_BYTES
+        rest = self._rest
+        while rest:  # of `data` only what belongs to this frame is copied
+            missing = self._needed_bytes - len(rest)
+            rest += data[at : at + missing]
+            at += missing
+            if at > size:
+                return
+            kind, flags, stream_id, length = self._head(rest, 0)
+            self._needed_bytes = HEAD_BYTES + length
+            if len(rest) == self._needed_bytes:
+                frame = bytes(rest)
+                rest.clear()
+                yield kind, flags, stream_id, frame, HEAD_BYTES, len(frame)
+        self._needed_bytes = HEAD_BYTES
         while size - at >= HEAD_BYTES:
-            high, low, kind, flags, stream_id = _HEAD.unpack_from(data, at)
-            length = high << 8 | low
-            if length > self._max_frame_bytes:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame larger than announced")
-            end = at + HEAD_BYTES + length
+            kind, flags, stream_id, length = self._head(data, at)
+            start = at + HEAD_BYTES
+            end = start + length
             if end > size:
-                needed = end - at
+                self._needed_bytes = HEAD_BYTES + length
                 break
-            yield kind, flags, stream_id & MAX_STREAM_ID, data[at + HEAD_BYTES : end]
+            yield kind, flags, stream_id, data, start, end
             at = end
-        if at < size:
-            self._needed_bytes = needed
-            self._rest += data[at:]
+        rest += data[at:]
+
+    def _head(self, data: Bytes, at: int) -> tuple[int, int, int, int]:
+        high, low, kind, flags, stream_id = _HEAD.unpack_from(data, at)
+        length = high << 8 | low
+        if length > self._max_frame_bytes:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame larger than announced")
+        return kind, flags, stream_id & MAX_STREAM_ID, length
 
 
 def unpad(flags: int, payload: bytes) -> bytes:

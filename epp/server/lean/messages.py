@@ -20,8 +20,17 @@ def prefix(length: int) -> bytes:
     return _PREFIX.pack(0, length)
 
 
+def whole_message(data: bytes, start: int, end: int, max_bytes: int) -> bytes | None:
+    """The one uncompressed message that the bytes between two places are, as nearly always; else `None`."""
+    length = end - start - PREFIX_BYTES
+    if 0 <= length <= max_bytes and _PREFIX.unpack_from(data, start) == (0, length):
+        return data[start + PREFIX_BYTES : end]
+    return None
+
+
 class MessageReader:
-    """One stream's messages. The pieces of one are gathered in one growing buffer, so many cost no more than few.
+    """One stream's messages, if frames cut them. The pieces of one are gathered in one growing buffer, so many cost no
+    more than few.
 
     Attributes:
         unfinished_bytes: held of a message that has begun and not ended.
@@ -37,40 +46,30 @@ class MessageReader:
         """
         self._encoding = encoding
         self._max_bytes = max_bytes
-        self._rest: bytearray | None = None  # of a message that has begun
-        self._needed_bytes = self.unfinished_bytes = 0
-
-    def drop(self) -> None:
-        """Forget a message that has begun. What follows would be read as a new one."""
-        self._rest = None
+        self._rest = bytearray()  # of a message that has begun
+        self._needed_bytes = PREFIX_BYTES  # of it, as far as is known
         self.unfinished_bytes = 0
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The messages that `data` completes. Raises `RpcFault`."""
-        if self._rest is not None:
-            self._rest += data
+    def feed(self, data: bytes, start: int, end: int) -> Iterator[bytes]:
+        """The messages that the bytes between two places complete. Raises `RpcFault`."""
+        piece = memoryview(data)[start:end]
+        at, size = 0, len(piece)
+        while at < size:
+            missing = self._needed_bytes - len(self._rest)
+            self._rest += piece[at : at + missing]
+            at += missing
             self.unfinished_bytes = len(self._rest)
-            if self.unfinished_bytes < self._needed_bytes:
+            if at > size:
                 return
-            data = bytes(self._rest)
-            self.drop()
-        at, size = 0, len(data)
-        needed = PREFIX_BYTES
-        while size - at >= PREFIX_BYTES:
-            flag, length = _PREFIX.unpack_from(data, at)
+            flag, length = _PREFIX.unpack_from(self._rest)
             if length > self._max_bytes:
                 raise RpcFault(Status.RESOURCE_EXHAUSTED, f"a message larger than {self._max_bytes} bytes")
-            start = at + PREFIX_BYTES
-            end = start + length
-            if end > size:
-                needed = end - at
-                break
-            yield self._decompress(flag, data[start:end]) if flag else data[start:end]
-            at = end
-        if at < size:
-            self._rest = bytearray(data[at:])
-            self._needed_bytes = needed
-            self.unfinished_bytes = size - at
+            self._needed_bytes = PREFIX_BYTES + length
+            if len(self._rest) == self._needed_bytes:
+                message = bytes(memoryview(self._rest)[PREFIX_BYTES:])
+                self._rest = bytearray()
+                self._needed_bytes, self.unfinished_bytes = PREFIX_BYTES, 0
+                yield self._decompress(flag, message) if flag else message
 
     def _decompress(self, flag: int, data: bytes) -> bytes:
         bits = _WINDOW_BITS.get(self._encoding)

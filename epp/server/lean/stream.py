@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from epp.server.lean.frames import ConnectionFault, ErrorCode
-from epp.server.lean.messages import MessageReader
+from epp.server.lean.limits import LeanOptions
+from epp.server.lean.messages import MessageReader, whole_message
 from epp.server.lean.sending import SendQueue
 from epp.server.lean.status import RpcFault, Status
 from epp.server.transport import Exchange, ExchangeFactory, StreamObserver
@@ -63,7 +64,7 @@ class LeanStream:
 
     Attributes:
         queue: what is to be sent.
-        reader: what is received.
+        receivable_bytes: what the peer may still send.
         half_closed: the peer sends nothing more.
         spoken: a whole message has come.
         deadline: to be cancelled at the end.
@@ -72,24 +73,29 @@ class LeanStream:
     __slots__ = (
         "_clock",
         "_closed",
+        "_encoding",
         "_ends_with_requests",
         "_exchange",
+        "_max_message_bytes",
         "_observer",
         "_opened_s",
+        "_reader",
         "deadline",
         "half_closed",
         "queue",
-        "reader",
+        "receivable_bytes",
         "spoken",
-        "window",
     )
 
     def __init__(
-        self, queue: SendQueue, window: ReceiveWindow, reader: MessageReader, method: Method, clock: Callable[[], float]
+        self, queue: SendQueue, encoding: bytes, method: Method, options: LeanOptions, clock: Callable[[], float]
     ) -> None:
+        """`encoding`: of messages that are flagged as compressed."""
         self.queue = queue
-        self.window = window
-        self.reader = reader
+        self.receivable_bytes = options.stream_window_bytes
+        self._encoding = encoding
+        self._max_message_bytes = options.max_receive_bytes
+        self._reader: MessageReader | None = None  # while there is a message that frames have cut
         self.half_closed = self.spoken = False
         self.deadline: Timer | None = None
         self._clock = clock
@@ -105,21 +111,33 @@ class LeanStream:
         except Exception:
             self._fail()
 
-    def receive(self, data: bytes) -> None:
-        """Bytes of messages. Replies are queued; whatever goes wrong ends this stream and no other."""
+    @property
+    def unfinished_bytes(self) -> int:
+        """Held of a message that has begun and not ended."""
+        return 0 if self._reader is None else self._reader.unfinished_bytes
+
+    def drop_unfinished(self) -> None:
+        """Forget a message that has begun. What follows would be read as a new one."""
+        self._reader = None
+
+    def receive(self, data: bytes, start: int, end: int) -> None:
+        """Of messages, the bytes between two places. Replies are queued; whatever goes wrong ends this stream alone."""
         exchange, queue = self._exchange, self.queue
         if exchange is None or queue.ending is not None:
             return
         try:
-            for message in self.reader.feed(data):
-                self.spoken = True
-                replies = exchange.receive(message)
-                if replies:
-                    queue.send(replies)
-                if exchange.finished:
-                    queue.end(Status.OK)
+            if self._reader is None:
+                message = whole_message(data, start, end, self._max_message_bytes)
+                if message is not None:
+                    self._answer(exchange, message)
+                    return
+                self._reader = MessageReader(self._encoding, self._max_message_bytes)
+            for message in self._reader.feed(data, start, end):
+                self._answer(exchange, message)
                 if queue.ending is not None:
                     return
+            if not self._reader.unfinished_bytes:
+                self._reader = None
         except ProtocolError:
             queue.end(Status.INVALID_ARGUMENT, "not an ext_proc message")
         except RpcFault as fault:
@@ -127,10 +145,18 @@ class LeanStream:
         except Exception:
             self._fail()
 
+    def _answer(self, exchange: Exchange, message: bytes) -> None:
+        self.spoken = True
+        replies = exchange.receive(message)
+        if replies:
+            self.queue.send(replies)
+        if exchange.finished:
+            self.queue.end(Status.OK)
+
     def half_close(self) -> None:
         """The peer sends nothing more: what is queued is sent, and that is the end."""
         self.half_closed = True
-        if self.reader.unfinished_bytes:
+        if self.unfinished_bytes:
             self.queue.end(Status.INTERNAL, "the last message is cut off")
         if self._ends_with_requests:
             self.queue.end(Status.OK)
