@@ -94,34 +94,39 @@ _PROMPT, _UNCACHED, _BEFORE, _QUEUED, _WAITING, _RUNNING, _IN_FLIGHT, _ACTIVE, _
 NEEDED_COLUMNS: Mapping[Target, tuple[int, ...]] = MappingProxyType(
     {target: tuple(i for i, f in enumerate(FEATURES) if target in f.needed_by) for target in Target}
 )
-_MOST = np.float32(1e9)  # no count of tokens or requests is larger; what is, is not a measurement
+_MOST = 1e9  # no count of tokens or requests is larger; what is, is not a measurement
 
 
 def feature_matrix(situation: Situation) -> FeatureMatrix:
-    """The features of every candidate. What is negative, infinite or absurd counts as not known."""
-    matrix = np.empty((len(situation), len(FEATURES)), dtype=np.float32)
-    with np.errstate(over="ignore"):
-        matrix[:, _PROMPT] = situation.prompt_tokens
-        matrix[:, _UNCACHED] = situation.uncached_tokens
-        matrix[:, _BEFORE] = situation.prefill_tokens_in_flight
-        matrix[:, _QUEUED] = 0.0
-        matrix[:, _WAITING] = situation.waiting_requests
-        matrix[:, _RUNNING] = situation.running_requests
-        matrix[:, _IN_FLIGHT] = situation.in_flight_requests
-        matrix[:, _ACTIVE] = 0.0
-        matrix[:, _KV] = situation.kv_cache_usage_ratio
-        matrix[:, _DECODE] = situation.decode_tokens_in_flight
-        matrix[:, _CAP] = situation.max_output_tokens
-        matrix[:, _PREFILL] = situation.is_prefill
-    np.copyto(matrix, np.nan, where=~((matrix >= 0.0) & (matrix <= _MOST)))
-    np.minimum(matrix[:, _KV], 1.0, out=matrix[:, _KV])
-    uncached, before = matrix[:, _UNCACHED], matrix[:, _BEFORE]
+    """The features of every candidate. What is negative, infinite or absurd counts as not known.
+
+    In memory each column lies in one piece, which is how it is written here and read by laws and trees.
+    """
+    known = np.empty((len(FEATURES), len(situation)))
+    known[_PROMPT] = situation.prompt_tokens
+    known[_UNCACHED] = situation.uncached_tokens
+    known[_BEFORE] = situation.prefill_tokens_in_flight
+    known[_QUEUED] = 0.0
+    known[_WAITING] = situation.waiting_requests
+    known[_RUNNING] = situation.running_requests
+    known[_IN_FLIGHT] = situation.in_flight_requests
+    known[_ACTIVE] = 0.0
+    known[_KV] = situation.kv_cache_usage_ratio
+    known[_DECODE] = situation.decode_tokens_in_flight
+    known[_CAP] = situation.max_output_tokens
+    known[_PREFILL] = situation.is_prefill
+    # As a rule nothing is out of range; fmin and fmax leave out what is not known.
+    if not (np.fmin.reduce(known, axis=None) >= 0.0 and np.fmax.reduce(known, axis=None) <= _MOST):
+        np.copyto(known, np.nan, where=~((known >= 0.0) & (known <= _MOST)))
+    matrix = known.astype(np.float32)
+    np.minimum(matrix[_KV], 1.0, out=matrix[_KV])
+    uncached, before = matrix[_UNCACHED], matrix[_BEFORE]
     # A server that says nothing of its cache has nothing of this prompt; none has to prefill more than the prompt.
-    np.fmin(uncached, matrix[:, _PROMPT], out=uncached)
+    np.fmin(uncached, matrix[_PROMPT], out=uncached)
     # Tokens of unknown number may wait there; those of the request itself certainly do.
-    np.fmax(uncached, uncached + before, out=matrix[:, _QUEUED])
-    np.fmax(matrix[:, _IN_FLIGHT], matrix[:, _WAITING] + matrix[:, _RUNNING], out=matrix[:, _ACTIVE])
-    return matrix
+    np.fmax(uncached, uncached + before, out=matrix[_QUEUED])
+    np.fmax(matrix[_IN_FLIGHT], matrix[_WAITING] + matrix[_RUNNING], out=matrix[_ACTIVE])
+    return matrix.T
 
 
 def monotone_constraints(target: Target) -> tuple[int, ...]:

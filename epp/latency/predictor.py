@@ -109,7 +109,7 @@ class Predictor:
 
         def estimate(target: Target, trees: BaseEstimate | None, law_ms: FloatArray) -> Estimate:
             base_ms, spread = trees or (law_ms, np.full(len(law_ms), PRIOR_SPREAD))
-            mean_ms = base_ms * np.exp(self._bias[target].of(situation.endpoint_ids))
+            mean_ms = base_ms * self._bias[target].factors_of(situation.endpoint_ids)
             bound_ms = mean_ms
             if quantile is not None and levels is not None:
                 factors = self._calibration[target].factors(quantile, levels)

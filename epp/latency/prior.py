@@ -170,11 +170,14 @@ class FrozenPrior:
 
     def predict(self, features: FeatureMatrix) -> dict[Target, FloatArray]:
         """Milliseconds per row and target; NaN where a column is missing that the target needs."""
-        known = np.fmax(features, 0.0, dtype=np.float64)  # no feature is negative; a missing one is 0 here
-        ttft, tpot = (known @ self.weights + self.intercepts).T
+        known = np.fmax(features.T, 0.0, dtype=np.float64)  # no feature is negative; a missing one is 0 here
+        ttft, tpot = self.weights.T @ known + self.intercepts[:, np.newaxis]
         for target, values in ((Target.TTFT, ttft), (Target.TPOT, tpot)):
-            for column in NEEDED_COLUMNS[target]:
-                np.copyto(values, np.nan, where=np.isnan(features[:, column]))
+            for number in NEEDED_COLUMNS[target]:
+                column = features[:, number]
+                lowest = np.minimum.reduce(column, initial=0.0)
+                if lowest != lowest:  # which is rare: it is NaN if any of them is
+                    np.copyto(values, np.nan, where=np.isnan(column))
         return {Target.TTFT: ttft, Target.TPOT: tpot}
 
     def predict_e2e(self, features: FeatureMatrix, ttft: FloatArray, tpot: FloatArray) -> FloatArray:

@@ -103,21 +103,19 @@ class Prediction:
 
     def promise(self, row: int) -> "Promise":
         """What was said of one candidate: small, and all that has to be kept until its request has ended."""
-        estimates = {Target.TTFT: self.ttft, Target.TPOT: self.tpot}
-        if self.e2e is not None:
-            estimates[Target.E2E] = self.e2e
-        return Promise(
-            features=self.features[row].copy(),
-            targets={
-                target: TargetPromise(
-                    float(e.mean_ms[row]), float(e.bound_ms[row]), float(e.base_ms[row]), float(e.spread[row]), e.source
-                )
-                for target, e in estimates.items()
-                if e.mean_ms[row] == e.mean_ms[row]
-            },
-            quantile=self.quantile,
-            model_version=self.model_version,
-        )
+        targets: dict[Target, TargetPromise] = {}
+        for target, estimate in ((Target.TTFT, self.ttft), (Target.TPOT, self.tpot), (Target.E2E, self.e2e)):
+            if estimate is not None:
+                mean_ms = float(estimate.mean_ms[row])
+                if mean_ms == mean_ms:
+                    targets[target] = TargetPromise(
+                        mean_ms,
+                        float(estimate.bound_ms[row]),
+                        float(estimate.base_ms[row]),
+                        float(estimate.spread[row]),
+                        estimate.source,
+                    )
+        return Promise(self.features[row].copy(), targets, self.quantile, self.model_version)
 
 
 class TargetPromise(NamedTuple):
@@ -138,6 +136,12 @@ class Promise:
     targets: dict[Target, TargetPromise]
     quantile: float | None
     model_version: int
+
+    def __str__(self) -> str:
+        """For the decision record: what was promised, and by what."""
+        parts = [f"{target} {said.bound_ms:.1f} ms" for target, said in self.targets.items()]
+        sources = dict.fromkeys(said.source for said in self.targets.values())
+        return f"{', '.join(parts)} by {' and '.join(sources)}, version {self.model_version}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class _Record(NamedTuple):
     at_s: float | None
     seconds: float
     request: _Facts | None
-    notes: Mapping[str, str]
+    notes: Mapping[str, object]
     endpoints: tuple[Endpoint, ...] = ()
     pool: tuple[Endpoint, ...] = ()
     primary: str | None = None
@@ -114,7 +114,7 @@ def _rendered(record: _Record, now_s: float) -> dict[str, Any]:
             "streaming": request.streaming,
             "body_bytes": request.body_bytes,
         },
-        "notes": dict(record.notes),
+        "notes": {plugin: str(note) for plugin, note in record.notes.items()},
     }
     if record.denial is not None:
         out["denied"] = {"code": record.denial.code, "status": record.denial.status, "reason": record.denial.reason}

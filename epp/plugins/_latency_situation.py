@@ -3,7 +3,7 @@
 import numpy as np
 
 from epp.latency.types import Situation
-from epp.plugins._signals import is_fresh
+from epp.plugins._signals import fresh
 from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
@@ -54,24 +54,23 @@ class SituationReader:
         request, snapshot, rows = cycle.request, candidates.snapshot, candidates.rows
         prompt, match = cycle.get(DEFAULT_PROMPT), cycle.get(self.match_key)
         prompt_tokens = np.nan if prompt is None else float(prompt.tokens)
-        current = is_fresh(candidates, cycle.now_s)
-        ids, everybody = self.endpoint_ids, len(rows) == len(snapshot)
+        ids = self.endpoint_ids
 
         def signal(column: FloatArray) -> FloatArray:
-            return np.where(current, column[rows], np.nan)
+            return fresh(column, candidates, cycle.now_s)
 
         return Situation(
-            endpoint_ids=ids if everybody else [ids[row] for row in rows.tolist()],
+            endpoint_ids=ids if candidates.everyone else [ids[row] for row in rows.tolist()],
             prompt_tokens=prompt_tokens,
             max_output_tokens=np.nan if request.max_output_tokens is None else float(request.max_output_tokens),
-            is_prefill=self.only_prefills[rows],
+            is_prefill=candidates.take(self.only_prefills),
             uncached_tokens=np.full(len(rows), prompt_tokens)
             if match is None
-            else match.uncached_tokens(prompt_tokens)[rows],
+            else candidates.take(match.uncached_tokens(prompt_tokens)),
             waiting_requests=signal(snapshot.waiting_requests),
             running_requests=signal(snapshot.running_requests),
             kv_cache_usage_ratio=signal(snapshot.kv_cache_usage_ratio),
-            in_flight_requests=load.requests[rows],
-            prefill_tokens_in_flight=load.prefill_tokens[rows],
-            decode_tokens_in_flight=load.decode_tokens[rows],
+            in_flight_requests=candidates.take(load.requests),
+            prefill_tokens_in_flight=candidates.take(load.prefill_tokens),
+            decode_tokens_in_flight=candidates.take(load.decode_tokens),
         )

@@ -21,7 +21,7 @@ import numpy as np
 
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
-from epp.scheduling.data import SLOW_START, FloatArray, IntArray, SlowStart
+from epp.scheduling.data import DataKey, FloatArray, IntArray, SlowStart
 
 FIRST_SHARE = 0.1  # of a fair share, for a server that has answered nothing yet
 MAX_SHARE = 0.5  # of all requests, for all new servers together
@@ -172,9 +172,9 @@ def _drawn(shares: Mapping[int, float], rng: random.Random) -> int | None:
     return None
 
 
-def without_held_back(cycle: Cycle, candidates: Candidates, producer: str | None) -> Candidates:
+def without_held_back(cycle: Cycle, candidates: Candidates, key: DataKey[SlowStart]) -> Candidates:
     """The one whose turn it is, if it is a candidate; else those that are not held back, if there are any."""
-    slow_start = cycle.get(SLOW_START.by(producer))
+    slow_start = cycle.get(key)
     if slow_start is None:
         return candidates
     if slow_start.turn is not None:

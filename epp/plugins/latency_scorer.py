@@ -16,7 +16,15 @@ from epp.plugins._signals import NEUTRAL, fresh, known_or_mean
 from epp.plugins._slow_start import without_held_back
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
-from epp.scheduling.data import LATENCY_PREDICTION, PREFIX_MATCH, DataKey, FloatArray, IntArray, LatencyPrediction
+from epp.scheduling.data import (
+    LATENCY_PREDICTION,
+    PREFIX_MATCH,
+    SLOW_START,
+    DataKey,
+    FloatArray,
+    IntArray,
+    LatencyPrediction,
+)
 from epp.scheduling.plugin import Scorer, Services
 
 
@@ -84,6 +92,7 @@ class LatencyScorer(Scorer):
             Scale(parameters.tolerance_ratio, parameters.tpot_tolerance_ms, parameters.sharpness),
         )
         self._key = LATENCY_PREDICTION.by(parameters.latency_prediction_info_producer_name)
+        self._slow_start_key = SLOW_START.by(parameters.latency_prediction_info_producer_name)
         self._match_key = PREFIX_MATCH.by(parameters.prefix_match_info_producer_name)
 
     @property
@@ -96,8 +105,7 @@ class LatencyScorer(Scorer):
             if prediction is None or not prediction.known[candidates.rows].any():
                 return np.round(self._composite(cycle, candidates), 2)
             return llm_d_scores(prediction, candidates.rows, *self._weights, strategy=self._strategy)
-        producer = self._parameters.latency_prediction_info_producer_name
-        eligible = without_held_back(cycle, candidates, producer)
+        eligible = without_held_back(cycle, candidates, self._slow_start_key)
         if prediction is None or not prediction.known[eligible.rows].any():
             scores = self._composite(cycle, eligible)
         else:

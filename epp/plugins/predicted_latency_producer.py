@@ -45,6 +45,8 @@ from epp.scheduling.plugin import (
 )
 
 _DUMPED_ENDPOINTS = 100
+_PREDICTED = {target: f"request_predicted_{target}_seconds" for target in Target}
+_SERVED = {target: f"request_served_{target}_seconds" for target in Target}
 
 
 @dataclass(slots=True)
@@ -219,7 +221,7 @@ class PredictedLatencyProducer(
             asked.prediction = None
         promise = asked.promises.get(row)
         if asked.used and promise is not None:
-            cycle.notes[self.name] = described(promise)
+            cycle.notes[self.name] = promise
         if not cycle.request.streaming and promise is not None and Target.TTFT in promise.targets:
             self._unseen.expect(cycle.request.id, cycle.now_s + promise.targets[Target.TTFT].mean_ms / 1e3)
         slow_start = cycle.get(self._slow_start_key)
@@ -288,8 +290,8 @@ class PredictedLatencyProducer(
             for target, actual in measured_ms.items():
                 if asked.used and target in promise.targets:
                     predicted_ms = promise.targets[target].mean_ms
-                    self._observe(cycle, f"request_predicted_{target.value}_seconds", predicted_ms / 1e3)
-                    self._observe(cycle, f"request_served_{target.value}_seconds", actual / 1e3)
+                    self._observe(cycle, _PREDICTED[target], predicted_ms / 1e3)
+                    self._observe(cycle, _SERVED[target], actual / 1e3)
         return None
 
     def _check_targets(self, cycle: Cycle, slo: Slo, outcome: Outcome, actual_ms: Mapping[Target, float]) -> None:
@@ -344,10 +346,3 @@ class PredictedLatencyProducer(
 
     def _observe(self, cycle: Cycle, family: str, value: float, **labels: str) -> None:
         cycle.observations.append(Observation(family, float(value), self.name, self.plugin_type, tuple(labels.items())))
-
-
-def described(promise: Promise) -> str:
-    """For the decision record: what was promised, and by what."""
-    parts = [f"{target.value} {said.bound_ms:.1f} ms" for target, said in promise.targets.items()]
-    sources = dict.fromkeys(said.source.value for said in promise.targets.values())
-    return f"{', '.join(parts)} by {' and '.join(sources)}, version {promise.model_version}"

@@ -10,7 +10,15 @@ from epp.plugins._compatibility import CompatibleParameters
 from epp.plugins._slow_start import without_held_back
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
-from epp.scheduling.data import IN_FLIGHT_LOAD, LATENCY_PREDICTION, PREFIX_MATCH, BoolArray, DataKey, FloatArray
+from epp.scheduling.data import (
+    IN_FLIGHT_LOAD,
+    LATENCY_PREDICTION,
+    PREFIX_MATCH,
+    SLOW_START,
+    BoolArray,
+    DataKey,
+    FloatArray,
+)
 from epp.scheduling.plugin import Filter, Services
 
 PREDICTED = "latencyPredictor"
@@ -66,6 +74,7 @@ class PrefixCacheAffinityFilter(Filter):
         self._parameters = parameters
         self._match_key = PREFIX_MATCH.by(parameters.prefix_match_info_producer_name)
         self._prediction_key = LATENCY_PREDICTION.by(parameters.latency_prediction_info_producer_name)
+        self._slow_start_key = SLOW_START.by(parameters.latency_prediction_info_producer_name)
         self._load_key = IN_FLIGHT_LOAD.by(parameters.in_flight_load_producer_name)
 
     @property
@@ -77,8 +86,7 @@ class PrefixCacheAffinityFilter(Filter):
     def filter(self, cycle: Cycle, candidates: Candidates) -> Candidates:
         parameters = self._parameters
         if not parameters.like_llm_d:
-            producer = parameters.latency_prediction_info_producer_name
-            candidates = without_held_back(cycle, candidates, producer)
+            candidates = without_held_back(cycle, candidates, self._slow_start_key)
         match = cycle.get(self._match_key)
         if len(candidates) <= 1 or parameters.affinity_threshold <= 0 or match is None:
             return candidates

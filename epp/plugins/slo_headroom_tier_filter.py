@@ -9,7 +9,7 @@ from epp.plugins._compatibility import CompatibleParameters
 from epp.plugins._slow_start import without_held_back
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
-from epp.scheduling.data import LATENCY_PREDICTION, DataKey
+from epp.scheduling.data import LATENCY_PREDICTION, SLOW_START, DataKey
 from epp.scheduling.plugin import Filter, Services
 
 
@@ -40,8 +40,8 @@ class SloHeadroomTierFilter(Filter):
         super().__init__(name, parameters, services)
         self._epsilon = parameters.epsilon_explore_neg
         self._like_llm_d = parameters.like_llm_d
-        self._producer = parameters.latency_prediction_info_producer_name
-        self._key = LATENCY_PREDICTION.by(self._producer)
+        self._key = LATENCY_PREDICTION.by(parameters.latency_prediction_info_producer_name)
+        self._slow_start_key = SLOW_START.by(parameters.latency_prediction_info_producer_name)
 
     @property
     def consumes(self) -> Sequence[DataKey[Any]]:
@@ -49,7 +49,7 @@ class SloHeadroomTierFilter(Filter):
 
     def filter(self, cycle: Cycle, candidates: Candidates) -> Candidates:
         if not self._like_llm_d:
-            candidates = without_held_back(cycle, candidates, self._producer)
+            candidates = without_held_back(cycle, candidates, self._slow_start_key)
         prediction, rows = cycle.get(self._key), candidates.rows
         if prediction is None or len(candidates) <= 1:
             return candidates

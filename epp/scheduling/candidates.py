@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from epp.pool.endpoint import Endpoint
 from epp.pool.snapshot import Snapshot
-from epp.scheduling.data import FloatArray, IntArray
+from epp.scheduling.data import IntArray
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Candidates:
         endpoints = self.snapshot.endpoints
         return [endpoints[row] for row in self.rows.tolist()]
 
-    def take(self, column: FloatArray) -> FloatArray:
+    def take(self, column: npt.NDArray[ScalarT]) -> npt.NDArray[ScalarT]:
         """A snapshot-ordered column, cut down to these candidates; not to be written to."""
         return column if self.everyone else column[self.rows]
 

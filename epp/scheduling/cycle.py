@@ -35,7 +35,8 @@ class Cycle:
         state: private notes of a plugin from one hook to the next, by plugin name.
         set_headers: request headers that plugins want set towards the model server.
         response_headers: headers that plugins want added to the response.
-        notes: fallbacks taken and the like, for the decision record: plugin name to a short reason.
+        notes: fallbacks taken and the like, for the decision record: plugin name to a short reason, or to what writes
+            one as its text when somebody reads the record.
         observations: numbers for the metrics page; handed over when the decision is made, and at the end.
     """
 
@@ -46,7 +47,7 @@ class Cycle:
     state: dict[str, Any] = field(default_factory=dict)
     set_headers: dict[str, str] = field(default_factory=dict)
     response_headers: dict[str, str] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, object] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
     received_s: float | None = None
 

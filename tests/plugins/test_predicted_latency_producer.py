@@ -558,7 +558,7 @@ def test_of_an_answer_that_does_not_stream_the_end_is_held_against_the_target():
 
 def test_the_decision_record_says_what_was_promised():
     cycle = World(ttft=[100.0, 123.4]).send(row=1)
-    assert cycle.notes["predicted-latency-producer"] == "ttft 123.4 ms, tpot 10.0 ms by model, version 3"
+    assert str(cycle.notes["predicted-latency-producer"]) == "ttft 123.4 ms, tpot 10.0 ms by model, version 3"
 
 
 def test_the_state_is_plain():
