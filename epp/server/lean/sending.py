@@ -1,11 +1,12 @@
 """What is queued for the peer, and when it may go: a connection's output under flow control (RFC 9113, section 5.2).
 
-Streams queue; a flush, once per read, turns what the windows allow into frames: of each stream one DATA frame for all
-that it said meanwhile, if it fits. A stream that its own window stops waits for that window. Those that the
-connection's window stops stand in a line and take turns of one frame, so a turn is never empty and the work done is
-never more than the bytes sent.
+What a stream says goes out as one DATA frame at once if the windows allow it, as they nearly always do. Else it is
+queued; a flush, once per read, turns what the windows allow into frames. A stream that its own window stops waits for
+that window. Those that the connection's window stops stand in a line and take turns of one frame, so a turn is never
+empty and the work done is never more than the bytes sent.
 """
 
+import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -16,6 +17,9 @@ from epp.server.lean.messages import PREFIX_BYTES, prefix
 from epp.server.lean.status import Status
 
 Bytes = bytes | memoryview
+
+# What stands before a message that is a frame of its own: `frames.head` and `messages.prefix` in one.
+_DATA_AND_PREFIX = struct.Struct(">HBBBIBI")
 
 
 class SendQueue:
@@ -50,17 +54,20 @@ class SendQueue:
         self.ending: tuple[Status, str] | None = None
         self.answered = self.over = self.in_line = False
         self.on_empty: Callable[[], None] | None = None
-        self._parts: list[Bytes] = []
+        self._parts: list[Bytes] | None = None
         self._sender = sender
 
     def send(self, replies: Sequence[bytes]) -> None:
         if self.over or self.ending is not None:
             return
+        if not self.queued_bytes and len(replies) == 1 and self._sender.send_now(self, replies[0]):
+            return
         added = 0
+        parts = self._parts = self._parts or []
         for reply in replies:
             length = len(reply)
-            self._parts.append(prefix(length))
-            self._parts.append(reply)
+            parts.append(prefix(length))
+            parts.append(reply)
             added += PREFIX_BYTES + length
         self.queued_bytes += added
         self._sender.queued(self, added)
@@ -78,10 +85,11 @@ class SendQueue:
     def take(self, limit: int, out: list[Bytes]) -> None:
         """Move the first `limit` bytes of the queue to `out`."""
         parts = self._parts
+        assert parts is not None  # there are bytes in the queue
         self.queued_bytes -= limit
         if not self.queued_bytes:
             out.extend(parts)
-            parts.clear()
+            self._parts = None
             return
         taken = 0
         while limit:
@@ -102,7 +110,7 @@ class SendQueue:
 
     def _clear(self) -> int:
         dropped, self.queued_bytes = self.queued_bytes, 0
-        self._parts.clear()
+        self._parts = None
         return dropped
 
 
@@ -133,6 +141,24 @@ class Sender:
         self._ended = ended
         self._ready: deque[SendQueue] = deque()
         self._waiting: OrderedDict[int, SendQueue] = OrderedDict()  # for the connection's window, by stream id
+
+    def send_now(self, queue: SendQueue, message: bytes) -> bool:
+        """Send a message of a stream that has nothing queued, in one frame. False if it has to be queued after all."""
+        length = len(message)
+        size = PREFIX_BYTES + length
+        if size > queue.window or size > self.window or size > self._frame_bytes:
+            return False
+        queue.window -= size
+        self.window -= size
+        out = self.out
+        if not queue.answered:
+            queue.answered = True
+            out.append(frames.frame(frames.HEADERS, frames.END_HEADERS, queue.stream_id, RESPONSE_HEADERS))
+        out.append(_DATA_AND_PREFIX.pack(size >> 8, size & 0xFF, frames.DATA, 0, queue.stream_id, 0, length))
+        out.append(message)
+        if not self.corked:
+            self._wake()
+        return True
 
     def queued(self, queue: SendQueue, added_bytes: int) -> None:
         self.unsent_bytes += added_bytes
