@@ -201,7 +201,7 @@ class _Picker:
     async def look(self) -> None:
         while True:
             snapshot = self.store.snapshot()
-            snapshot.stale_for_s(time.monotonic())
+            snapshot.is_fresh(time.monotonic(), 2.0)
             await asyncio.sleep(1 / SNAPSHOTS_PER_S)
 
     async def seen_after_ms(self) -> float:

@@ -120,7 +120,7 @@ def add_serve(commands: Any) -> None:
         signals,
         "--metrics-staleness-threshold",
         d.staleness_s,
-        "what was last current longer ago does not count in pool gauges",
+        "older signals do not count in pool gauges, unless the server rests",
     )
     add_duration(
         signals, "--refresh-prometheus-metrics-interval", d.pool_gauges_interval_s, "refresh of our own pool gauges"

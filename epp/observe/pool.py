@@ -37,7 +37,7 @@ class PoolMetrics:
         self._stale_endpoints = gauge("stale_endpoints", "Endpoints whose signals are stale or were never read.")
 
     def refresh(self, snapshot: Snapshot, now_s: float, staleness_s: float) -> None:
-        fresh = snapshot.stale_for_s(now_s) <= staleness_s
+        fresh = snapshot.is_fresh(now_s, staleness_s)
         count = int(fresh.sum())
         self.ready_endpoints[self._pool_name,].set(count)
         self._stale_endpoints[self._pool_name,].set(len(snapshot) - count)

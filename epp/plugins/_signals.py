@@ -1,9 +1,9 @@
 """What scorers do with a server whose signals are unknown or old: it is neither favoured nor shunned.
 
-One rule for all of them. A value counts for `STALE_AFTER_S` after it was last current: when it was read or, of a server
-that is idle and therefore seldom read, when its next reading is due. A server without a current value is
-given the mean of those that have one, so a server that was never scraped, or whose metrics page froze while it looked
-idle, is not the favourite. When no candidate has a current value, there is nothing to compare: all score `NEUTRAL`.
+One rule for all of them. A value counts for `STALE_AFTER_S` after it was read and, of a server that is idle and
+therefore seldom read, until it is due to be read again. A server without a current value is given the mean of those
+that have one, so a server that was never scraped, or whose metrics page froze while it looked idle, is not the
+favourite. When no candidate has a current value, there is nothing to compare: all score `NEUTRAL`.
 """
 
 import numpy as np
@@ -13,16 +13,15 @@ from epp.pool.snapshot import FloatArray
 from epp.scheduling.candidates import Candidates
 
 STALE_AFTER_S = 2.0
-"""How long a value is believed after it was last current (the default of llm-d's metrics staleness threshold)."""
+"""Age up to which a scraped value is believed (the default of llm-d's metrics staleness threshold)."""
 
 NEUTRAL = 0.5
 
 
 def is_fresh(candidates: Candidates, now_s: float, stale_after_s: float = STALE_AFTER_S) -> npt.NDArray[np.bool_]:
-    """Per candidate, whether what its metrics page said was current recently enough."""
-    stale_for_s = now_s - candidates.take(candidates.snapshot.current_until_s)
-    recent: npt.NDArray[np.bool_] = stale_for_s <= stale_after_s  # NaN (never scraped) compares false
-    return recent
+    """Per candidate, whether its signals are believed."""
+    believed: npt.NDArray[np.bool_] = candidates.snapshot.is_fresh(now_s, stale_after_s)[candidates.rows]
+    return believed
 
 
 def fresh(column: FloatArray, candidates: Candidates, now_s: float, stale_after_s: float = STALE_AFTER_S) -> FloatArray:
@@ -31,7 +30,7 @@ def fresh(column: FloatArray, candidates: Candidates, now_s: float, stale_after_
     if not len(values):
         return values
     # As a rule all are fresh: the oldest is. (If one was never read, it is NaN, which compares false.)
-    oldest_s = np.minimum.reduce(candidates.take(candidates.snapshot.current_until_s))
+    oldest_s = np.minimum.reduce(candidates.take(candidates.snapshot.scraped_at_s))
     if now_s - oldest_s <= stale_after_s:
         return values
     return np.where(is_fresh(candidates, now_s, stale_after_s), values, np.nan)

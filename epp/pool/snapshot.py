@@ -18,6 +18,7 @@ import numpy.typing as npt
 from epp.pool.endpoint import Endpoint
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class EndpointSignals:
         restarts: how often the server behind the endpoint was seen to start anew, with an empty cache. Only a change of
             it means anything; `None` if it was never scraped.
         scraped_at_s: monotonic seconds at which the page was read; `None` if it never was.
-        current_until_s: monotonic seconds up to which what the page said counts as current: the server was idle, we
-            sent nothing there, and the next reading is not due before. `None`: from `scraped_at_s` on it grows old.
+        current_until_s: monotonic seconds up to which what the page said is believed whatever its age: the server was
+            idle, we have sent nothing there, and the next reading is not due before. `None`: there is no such promise.
     """
 
     waiting_requests: float | None = None
@@ -77,13 +78,12 @@ def column_values(signals: EndpointSignals) -> tuple[float, ...]:
     """One endpoint's numbers in the order of `Snapshot.columns`, NaN for what is not known."""
     waiting, running, kv_usage = signals.waiting_requests, signals.running_requests, signals.kv_cache_usage_ratio
     scraped_at_s, current_until_s = signals.scraped_at_s, signals.current_until_s
-    scraped_at_s = math.nan if scraped_at_s is None else scraped_at_s
     return (
         math.nan if waiting is None else waiting,
         math.nan if running is None else running,
         math.nan if kv_usage is None else kv_usage,
-        scraped_at_s,
-        scraped_at_s if current_until_s is None else current_until_s,
+        math.nan if scraped_at_s is None else scraped_at_s,
+        math.nan if current_until_s is None else current_until_s,
     )
 
 
@@ -195,22 +195,20 @@ class Snapshot:
 
     @property
     def current_until_s(self) -> FloatArray:
-        """Monotonic seconds up to which each row counts as current, NaN if it was never scraped."""
+        """Monotonic seconds up to which each row is believed whatever its age, NaN if there is no such promise."""
         return self._column(_CURRENT_UNTIL)
 
     def age_s(self, now_s: float) -> FloatArray:
         """Seconds since each row was last scraped; +inf where it never was."""
-        return _since(self.scraped_at_s, now_s)
+        ages_s = now_s - self.scraped_at_s
+        ages_s[np.isnan(ages_s)] = np.inf
+        return ages_s
 
-    def stale_for_s(self, now_s: float) -> FloatArray:
-        """Seconds since each row last counted as current, 0 if it does; +inf where it never was scraped.
+    def is_fresh(self, now_s: float, stale_after_s: float) -> BoolArray:
+        """Per row, whether it is believed: read no longer than `stale_after_s` ago, or not due to be read again yet.
 
-        What was read of a server that is idle, and that we send nothing, is as good as new until it is read again.
+        A server that is idle, and that we send nothing, is as it was; so it is read seldom.
         """
-        return np.maximum(_since(self.current_until_s, now_s), 0.0)
-
-
-def _since(times_s: FloatArray, now_s: float) -> FloatArray:
-    ages_s = now_s - times_s
-    ages_s[np.isnan(ages_s)] = np.inf
-    return ages_s
+        # NaN compares false.
+        fresh: BoolArray = (now_s - self.scraped_at_s <= stale_after_s) | (now_s <= self.current_until_s)
+        return fresh

@@ -27,7 +27,7 @@ class ServeOptions:
         scrape_interval_s: between two reads of a busy endpoint's metrics page.
         idle_scrape_interval_s: between two reads of an idle endpoint's.
         pool_gauges_interval_s: between two refreshes of our own pool gauges.
-        staleness_s: what has not been current for longer does not count in pool gauges.
+        staleness_s: signals that are older do not count in pool gauges, unless the endpoint is idle.
         model_file: where what was learned of latency survives a restart; `None` keeps it in memory.
         training_server_url, prediction_server_urls: predictors in other processes to learn with (see
             `epp.server.remote`): where samples go, and where the model comes from; `None` and empty: none.

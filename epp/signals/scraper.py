@@ -5,8 +5,8 @@ fails changes nothing of what is known: the last values stay in the store and gr
 what age still counts. They are never set back to 0.
 
 How often a page is read follows from what happens at its server (`epp.signals.pace`). Nobody tells: the scraper looks
-at what is in flight as often as it reads a busy page. What was read of a server that rests counts as current until its
-next reading is due, and not longer than until a request is sent there.
+at what is in flight as often as it reads a busy page. What was read of a server that rests is current until its next
+reading is due, and not longer than until a request is sent there.
 
 Servers that failed last time share a few slots of their own. So however many hang, the healthy ones find a free slot.
 """
@@ -34,6 +34,7 @@ FAILING_AFTER = 3  # scrapes in a row; a single one that fails is no news
 
 _START_SPREAD_S = 0.0005  # for each of many endpoints that come at once
 _JITTER_RATIO = 0.1  # keeps them apart afterwards
+_READING_S = 0.1  # what a reading may take before what the one before it told is not current any more
 _FAILING_SHARE = 8  # servers that failed last time have one slot for so many of the others
 
 
@@ -190,7 +191,7 @@ class Scraper:
         now_s = self._clock()
         target.nap.cut_to(max(0.0, target.started_s + self._rest_s(target) - now_s))
         if target.last is not None:
-            self._store.update_signals(target.endpoint.id, replace(target.last, current_until_s=now_s))
+            self._store.update_signals(target.endpoint.id, replace(target.last, current_until_s=None))
 
     # --- what ---------------------------------------------------------------------------------------------------------
 
@@ -225,6 +226,7 @@ class Scraper:
         is_quiet = taken.is_quiet and endpoint_id not in self._sent_to
         target.quiet_readings = target.quiet_readings + 1 if is_quiet else 0
         now_s = self._clock()
-        current_until_s = now_s + self._rest_s(target) * (1.0 + _JITTER_RATIO) if is_quiet else None
+        due_s = now_s + self._rest_s(target) * (1.0 + _JITTER_RATIO)
+        current_until_s = due_s + _READING_S if is_quiet else None
         target.last = replace(taken.signals, scraped_at_s=now_s, current_until_s=current_until_s)
         self._store.update_signals(endpoint_id, target.last)

@@ -58,15 +58,17 @@ def test_a_snapshot_never_changes_and_tells_whether_any_cache_did() -> None:
     assert len(store.snapshot().caches) == 1
 
 
-def test_what_is_current_grows_stale_only_afterwards() -> None:
+def test_what_was_read_is_believed_for_a_while_and_while_it_is_current() -> None:
     store = PoolStore()
     store.replace([A, B, C])
     store.update_signals(A.id, EndpointSignals(scraped_at_s=10.0))
     store.update_signals(B.id, EndpointSignals(scraped_at_s=10.0, current_until_s=11.0))
     snapshot = store.snapshot()
     assert snapshot.age_s(12.0).tolist() == [2.0, 2.0, math.inf]
-    assert snapshot.stale_for_s(10.5).tolist() == [0.5, 0.0, math.inf]
-    assert snapshot.stale_for_s(12.0).tolist() == [2.0, 1.0, math.inf]
+    assert snapshot.is_fresh(10.5, 0.5).tolist() == [True, True, False]
+    assert snapshot.is_fresh(11.0, 0.5).tolist() == [False, True, False]
+    assert snapshot.is_fresh(11.1, 0.5).tolist() == [False, False, False]
+    assert snapshot.is_fresh(11.1, 2.0).tolist() == [True, True, False]
 
 
 def test_an_endpoint_that_comes_back_starts_unknown() -> None:

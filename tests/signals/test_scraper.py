@@ -518,14 +518,13 @@ async def test_an_idle_server_rests_and_a_request_that_is_sent_there_ends_its_re
         await at.serve("b", saying(IDLE))
         before, scrapes = await at_rest(at, "a"), at.stats("a").scrapes
         await at_rest(at, "b")
-        assert at.store.snapshot().stale_for_s(now() + 1000.0).tolist() == [0.0, 0.0]
+        assert at.store.snapshot().is_fresh(now() + 1000.0, 2.0).tolist() == [True, True]
         assert at.store.snapshot().age_s(now() + 1000.0).min() > 999.0
         at.in_flight.add("default/a")
         await at.scraped("a", 5)
         assert at.signals("a") != before
         assert at.stats("b").scrapes == scrapes == 2
-        assert at.store.snapshot().stale_for_s(now() + 1000.0)[1] == 0.0
-        assert at.store.snapshot().stale_for_s(now() + 1000.0)[0] > 990.0
+        assert at.store.snapshot().is_fresh(now() + 1000.0, 2.0).tolist() == [False, True]
         at.in_flight.clear()
         await at_rest(at, "a")
 
@@ -544,7 +543,7 @@ async def test_what_is_known_of_a_resting_server_is_not_current_once_a_request_i
         await at_rest(at, "a")
         at.in_flight.add("default/a")
         await until(lambda: asked == 3)
-        assert at.store.snapshot().stale_for_s(now() + 10.0)[0] >= 10.0
+        assert not at.store.snapshot().is_fresh(now() + 10.0, 2.0)[0]
 
 
 async def test_a_server_at_work_is_read_on_though_nothing_of_ours_is_there() -> None:
