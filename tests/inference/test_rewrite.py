@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.inference import rewrite
-from epp.inference.rewrite import ResponseModelRewriter, splice_model
+from epp.inference.rewrite import ResponseModelRewriter, insert_model, splice_model
 
 
 def splice(body, model="new"):
@@ -133,6 +133,24 @@ def test_splicing_equals_setting_the_key_and_touches_nothing_else(fields, old, n
     assert body.endswith(after)
     assert json.loads(body[len(before) : len(body) - len(after)]) == old
     assert json.loads(b"".join(parts)) == {**dict(items), "model": new}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{}", b'{"model":"new"}'),
+        (b' \n{ "prompt" : "x" } ', b' \n{"model":"new", "prompt" : "x" } '),
+        (b'\xef\xbb\xbf{"a":{"model":"b"}}', b'\xef\xbb\xbf{"model":"new","a":{"model":"b"}}'),
+    ],
+)
+def test_a_body_without_a_model_can_be_given_one(body, expected):
+    assert b"".join(insert_model(body, "new")) == expected
+    assert json.loads(expected.decode("utf-8-sig"))["model"] == "new"
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"model":null}', b'{"a":1'])
+def test_what_names_a_model_of_whatever_type_is_given_none(body):
+    assert insert_model(body, "new") is None
 
 
 # --- responses ------------------------------------------------------------------------------------------------------

@@ -4,9 +4,12 @@ import random
 from collections import Counter
 from typing import Any
 
+import orjson
 import pytest
 from kube_world import objective, rewrite, rule
+from picker_in_memory import World
 
+from epp.director import Arrival, Assignment, DirectorOptions
 from epp.kube.policies import Policies, PoolRef, Rewrites, priorities, read_objective, read_rewrite
 from epp.kube.resources import LEGACY_GROUP, POOL_GROUP
 
@@ -87,6 +90,31 @@ def test_a_rule_without_targets_rewrites_nothing_and_hides_what_is_behind_it() -
 )
 def test_rules_that_make_no_sense_rewrite_nothing(spec: Any) -> None:
     assert target(rewrites({"metadata": {"name": "r"}, "spec": spec}), "a") is None
+
+
+def test_the_director_follows_rules_on_top_of_headers_and_for_requests_without_a_model() -> None:
+    rules = [rule("a", to={"b": None}), rule(to={"any": None})]
+    found = rewrites(rewrite("r", "p", rules))
+    world = World(director=DirectorOptions(resolve_rewrite=found.resolve))
+
+    def sent(body: dict[str, Any] | None, headers: dict[str, str] | None = None, path: str = "/v1/completions") -> Any:
+        data = None if body is None else orjson.dumps(body)
+        given = Arrival({":path": path, **(headers or {})}, data, True, data is not None, None, 1000.0)
+        assignment = world.director.decide(given)
+        assert isinstance(assignment, Assignment)
+        whole = data if assignment.body is None else b"".join(assignment.body)
+        return None if whole is None else orjson.loads(whole).get("model")
+
+    assert sent({"model": "a", "prompt": "x"}) == "b"
+    assert sent({"model": "c", "prompt": "x"}, {"x-llm-d-model-name-rewrite": "a"}) == "b"
+    assert sent({"prompt": "x"}) == "any"
+    assert sent({"prompt": "x"}, path="/generate") is None  # an engine's own API, which knows no models
+    assert sent(None, path="/v1/models") is None
+    counted = world.registry.get_sample_value(
+        "llm_d_epp_model_rewrite_decisions_total",
+        {"model_rewrite_name": "r", "model_name": "a", "target_model": "b"},
+    )
+    assert counted == 1
 
 
 def test_what_is_current_is_seen_through_the_view_that_was_handed_out() -> None:
