@@ -11,6 +11,7 @@ from epp.scheduling.plugin import Services
 from epp.scheduling.registry import Registry
 
 BUILT_IN = "built-in configuration"
+PLUGINS = "epp.plugins"
 
 
 def check(config_file: str | None, config_text: str | None) -> str:
@@ -26,7 +27,7 @@ def read_config(
     return load_config(
         text,
         filename=filename,
-        registry=Registry.discover("epp.plugins"),
+        registry=Registry.discover(PLUGINS),
         services=services,
         allow_experimental=allow_experimental,
     )

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 from epp.problem import Problem
+from epp.scheduling.registry import Registry
 from epp.server import serving
-from epp.server.configuration import text_of
+from epp.server.configuration import PLUGINS, text_of
 from epp.server.drain import Draining
 from epp.server.health import HealthState
 from epp.server.options import ServeOptions
@@ -48,6 +49,7 @@ def fork(options: ServeOptions) -> Forked | None:
         raise Problem(f"--workers {options.workers}: there can be {MAX_WORKERS}")
     if not hasattr(os, "pidfd_open"):
         raise Problem(f"--workers {options.workers}: needs Linux")
+    Registry.discover(PLUGINS)  # so that their modules, too, are loaded once for all
     # What is in the configuration file now is what all workers get, whenever they start.
     config_text, _ = text_of(options.config_file, options.config_text)
     memory = shared_load.create(options.workers)
