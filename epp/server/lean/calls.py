@@ -34,6 +34,7 @@ class Calls:
     """
     Attributes:
         sender: of the connection.
+        streams: those that are open, by id.
     """
 
     def __init__(
@@ -44,23 +45,20 @@ class Calls:
         self._options = options
         self._time = time
         self.sender = Sender(options.max_frame_bytes, wake, self._ended)
-        self._streams: dict[int, LeanStream] = {}
+        self.streams: dict[int, LeanStream] = {}
         self._unfinished_bytes = 0
         self._resets = Allowance("resets", options.reset_burst, options.resets_per_s, time.clock)
 
     def __len__(self) -> int:
-        return len(self._streams)
-
-    def get(self, stream_id: int) -> LeanStream | None:
-        return self._streams.get(stream_id)
+        return len(self.streams)
 
     def queues(self) -> Iterator[SendQueue]:
-        return (stream.queue for stream in self._streams.values())
+        return (stream.queue for stream in self.streams.values())
 
     def open(self, stream_id: int, call: Call, *, half_closed: bool) -> None:
         """Begin a call, or answer one that cannot be served. Raises `StreamFault` if there are too many."""
         options = self._options
-        if len(self._streams) >= options.max_concurrent_streams:
+        if len(self.streams) >= options.max_concurrent_streams:
             raise StreamFault(ErrorCode.REFUSED_STREAM)
         queue = SendQueue(stream_id, self.sender)
         method = self._methods.get(call.path)
@@ -70,7 +68,7 @@ class Calls:
                 self._stop_peer(stream_id)
             return
         stream = LeanStream(queue, call.encoding, method, options, self._time.clock)
-        self._streams[stream_id] = stream
+        self.streams[stream_id] = stream
         if call.timeout_s is not None:
             # The caller has given up by then: what is queued is of no use to it.
             give_up = partial(queue.end, Status.DEADLINE_EXCEEDED, "", at_once=True)
@@ -82,6 +80,8 @@ class Calls:
         """Of the call's messages, the bytes between two places."""
         before_bytes = stream.unfinished_bytes
         stream.receive(data, start, end)
+        if stream.reader is None and not before_bytes:
+            return  # whole messages, as nearly always
         after_bytes = stream.unfinished_bytes
         if after_bytes != before_bytes:
             self._unfinished_bytes += after_bytes - before_bytes
@@ -104,7 +104,7 @@ class Calls:
     # --- how calls end ------------------------------------------------------------------------------------------------
 
     def reset_by_peer(self, stream_id: int) -> None:
-        stream = self._streams.pop(stream_id, None)
+        stream = self.streams.pop(stream_id, None)
         if stream is not None:
             self._forget(stream, Status.CANCELLED, cancelled=True)
             if not stream.spoken:
@@ -113,19 +113,19 @@ class Calls:
     def reset(self, stream_id: int, code: ErrorCode) -> None:
         """For a fault of the peer: counted, for it may be on purpose."""
         self.sender.out.append(frames.rst_stream(stream_id, code))
-        stream = self._streams.pop(stream_id, None)
+        stream = self.streams.pop(stream_id, None)
         if stream is not None:
             self._forget(stream, Status.CANCELLED, cancelled=True)
         self._resets.spend()
 
     def cut(self) -> None:
         """The connection is gone, and all of them with it."""
-        while self._streams:
-            self._forget(self._streams.popitem()[1], Status.CANCELLED, cancelled=True, lost=True)
+        while self.streams:
+            self._forget(self.streams.popitem()[1], Status.CANCELLED, cancelled=True, lost=True)
 
     def _ended(self, queue: SendQueue) -> None:
         """Our last frame is on its way."""
-        stream = self._streams.pop(queue.stream_id)
+        stream = self.streams.pop(queue.stream_id)
         if not stream.half_closed:
             self._stop_peer(queue.stream_id)
         assert queue.ending is not None

@@ -109,9 +109,10 @@ class Connection:
     def take_output(self) -> list[Bytes]:
         """What is to be written now."""
         sender = self._sender
-        sender.corked = True
-        sender.flush()
-        sender.corked = False
+        if sender.busy:
+            sender.corked = True
+            sender.flush()
+            sender.corked = False
         if self._window.low and sender.unsent_bytes <= self._options.max_unsent_bytes:
             sender.out.append(frames.window_update(0, self._window.top_up()))
         if self._final and not self._calls:
@@ -174,7 +175,7 @@ class Connection:
     def _on_data(self, flags: int, stream_id: int, data: bytes, start: int, end: int) -> None:
         size = end - start
         self._window.take(size)
-        stream = self._calls.get(stream_id)
+        stream = self._calls.streams.get(stream_id)
         ends = flags & frames.END_STREAM
         if not size and not ends:
             self._chatter.spend()
@@ -225,7 +226,7 @@ class Connection:
     def _on_block(self, stream_id: int, flags: int, block: bytes) -> None:
         if len(block) > self._options.max_header_bytes:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block too large")
-        stream = self._calls.get(stream_id)
+        stream = self._calls.streams.get(stream_id)
         if stream is not None:
             self._headers.decode(block)
             if not flags & frames.END_STREAM:
@@ -298,7 +299,7 @@ class Connection:
         increment = int.from_bytes(payload) & frames.MAX_WINDOW_BYTES
         if not stream_id:
             self._sender.window_update(increment)
-        elif (stream := self._calls.get(stream_id)) is not None:
+        elif (stream := self._calls.streams.get(stream_id)) is not None:
             self._sender.stream_window_update(stream.queue, increment)
         else:
             self._known(stream_id)

@@ -95,23 +95,31 @@ class FrameReader:
                 rest.clear()
                 yield kind, flags, stream_id, frame, HEAD_BYTES, len(frame)
         self._needed_bytes = HEAD_BYTES
+        unpack, max_bytes = _HEAD.unpack_from, self._max_frame_bytes
         while size - at >= HEAD_BYTES:
-            kind, flags, stream_id, length = self._head(data, at)
+            high, low, kind, flags, stream_id = unpack(data, at)  # `_head`, without a call for each frame
+            length = high << 8 | low
+            if length > max_bytes:
+                raise _too_large()
             start = at + HEAD_BYTES
-            end = start + length
-            if end > size:
+            at = start + length
+            if at > size:
                 self._needed_bytes = HEAD_BYTES + length
+                at = start - HEAD_BYTES
                 break
-            yield kind, flags, stream_id, data, start, end
-            at = end
+            yield kind, flags, stream_id & MAX_STREAM_ID, data, start, at
         rest += data[at:]
 
     def _head(self, data: Bytes, at: int) -> tuple[int, int, int, int]:
         high, low, kind, flags, stream_id = _HEAD.unpack_from(data, at)
         length = high << 8 | low
         if length > self._max_frame_bytes:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame larger than announced")
+            raise _too_large()
         return kind, flags, stream_id & MAX_STREAM_ID, length
+
+
+def _too_large() -> ConnectionFault:
+    return ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame larger than announced")
 
 
 def unpad(flags: int, payload: bytes) -> bytes:

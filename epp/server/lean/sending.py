@@ -170,6 +170,11 @@ class Sender:
         self.unsent_bytes -= queue.drop()
         self._waiting.pop(queue.stream_id, None)
 
+    @property
+    def busy(self) -> bool:
+        """Whether `flush` has something to do."""
+        return bool(self._ready or self._waiting)
+
     def flush(self) -> None:
         """Turn what may go into frames."""
         ready, waiting = self._ready, self._waiting

@@ -64,6 +64,7 @@ class LeanStream:
 
     Attributes:
         queue: what is to be sent.
+        reader: of a message that frames have cut, while there is one.
         receivable_bytes: what the peer may still send.
         half_closed: the peer sends nothing more.
         spoken: a whole message has come.
@@ -79,10 +80,10 @@ class LeanStream:
         "_max_message_bytes",
         "_observer",
         "_opened_s",
-        "_reader",
         "deadline",
         "half_closed",
         "queue",
+        "reader",
         "receivable_bytes",
         "spoken",
     )
@@ -95,7 +96,7 @@ class LeanStream:
         self.receivable_bytes = options.stream_window_bytes
         self._encoding = encoding
         self._max_message_bytes = options.max_receive_bytes
-        self._reader: MessageReader | None = None  # while there is a message that frames have cut
+        self.reader: MessageReader | None = None
         self.half_closed = self.spoken = False
         self.deadline: Timer | None = None
         self._clock = clock
@@ -114,11 +115,11 @@ class LeanStream:
     @property
     def unfinished_bytes(self) -> int:
         """Held of a message that has begun and not ended."""
-        return 0 if self._reader is None else self._reader.unfinished_bytes
+        return 0 if self.reader is None else self.reader.unfinished_bytes
 
     def drop_unfinished(self) -> None:
         """Forget a message that has begun. What follows would be read as a new one."""
-        self._reader = None
+        self.reader = None
 
     def receive(self, data: bytes, start: int, end: int) -> None:
         """Of messages, the bytes between two places. Replies are queued; whatever goes wrong ends this stream alone."""
@@ -126,18 +127,18 @@ class LeanStream:
         if exchange is None or queue.ending is not None:
             return
         try:
-            if self._reader is None:
+            if self.reader is None:
                 message = whole_message(data, start, end, self._max_message_bytes)
                 if message is not None:
                     self._answer(exchange, message)
                     return
-                self._reader = MessageReader(self._encoding, self._max_message_bytes)
-            for message in self._reader.feed(data, start, end):
+                self.reader = MessageReader(self._encoding, self._max_message_bytes)
+            for message in self.reader.feed(data, start, end):
                 self._answer(exchange, message)
                 if queue.ending is not None:
                     return
-            if not self._reader.unfinished_bytes:
-                self._reader = None
+            if not self.reader.unfinished_bytes:
+                self.reader = None
         except ProtocolError:
             queue.end(Status.INVALID_ARGUMENT, "not an ext_proc message")
         except RpcFault as fault:
