@@ -54,6 +54,12 @@ def add_kube_flags(parser: Any) -> None:
         "refuse requests when the API server was silent for so long, e.g. 15s; 0 is never: the pods last known stay",
     )
     add_bool(kube, "--ha-enable-leader-election", False, "of several pickers only the one that holds a Lease is ready")
+    add_bool(
+        kube,
+        "--metrics-endpoint-auth",
+        False,
+        "the API server says who may read --metrics-port (TokenReview, SubjectAccessReview); probes are let in",
+    )
     timings = LeaseTimings()
     add_duration(
         kube, "--ha-lease-duration", timings.duration_s, "a Lease not renewed for so long may be taken; whole seconds"
@@ -65,6 +71,8 @@ def kube_options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> K
     """`None`: the pool does not come from Kubernetes. Raises `Problem`."""
     source = _source(arguments, environ)
     if source is None:
+        if arguments.metrics_endpoint_auth:
+            raise Problem("--metrics-endpoint-auth: give --pool-name or --endpoint-selector: it asks the API server")
         if arguments.ha_enable_leader_election:
             raise Problem(
                 "--ha-enable-leader-election: give --pool-name or --endpoint-selector; the Lease is named after it"
@@ -79,6 +87,7 @@ def kube_options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> K
         kubeconfig=arguments.kubeconfig,
         max_snapshot_age_s=longest_s or None,
         leader_election=_timings(arguments) if arguments.ha_enable_leader_election else None,
+        metrics_auth=arguments.metrics_endpoint_auth,
         identity=f"{environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4()}",
     )
 

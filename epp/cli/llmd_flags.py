@@ -10,10 +10,6 @@ _ENGINE_CONFIGS = "use engineConfigs of core-metrics-extractor in the configurat
 # line can be carried over; anything else is refused by name rather than ignored.
 _UNAVAILABLE: dict[str, tuple[frozenset[str], str]] = {
     "--tracing": (frozenset({"false"}), "tracing is not in this version; remove the flag or say --tracing=false"),
-    "--metrics-endpoint-auth": (
-        frozenset({"false"}),
-        "the metrics port has no authentication in this version; say --metrics-endpoint-auth=false and guard it",
-    ),
     "--metrics-cert-dir": (frozenset(), _NO_METRICS_TLS),
     "--metrics-client-ca-file": (frozenset(), _NO_METRICS_TLS),
     "--enable-pprof": (frozenset({"false"}), "there is no pprof in a Python process; remove the flag"),

@@ -50,6 +50,7 @@ class KubeOptions:
         kubeconfig: a file; `None` is what the pod is given, or else `$KUBECONFIG` or `~/.kube/config`.
         max_snapshot_age_s: with the API server silent for longer, requests are refused; `None` is never.
         leader_election: `None` is off.
+        metrics_auth: the API server says who may read the metrics port.
         identity: who we are in the Lease; no two pickers may have the same.
     """
 
@@ -58,6 +59,7 @@ class KubeOptions:
     kubeconfig: str | None = None
     max_snapshot_age_s: float | None = None
     leader_election: LeaseTimings | None = None
+    metrics_auth: bool = False
     identity: str = ""
 
     @property

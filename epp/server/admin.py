@@ -7,10 +7,12 @@ from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from epp.scheduling.plugin import Plugin
+from epp.server.admin_guard import Guard
 from epp.server.health import HealthState
 from epp.server.listen import TcpAddress
 
@@ -52,7 +54,10 @@ class AdminServer:
         registry: CollectorRegistry,
         health: HealthState,
         pages: Pages,
+        guard: Guard | None = None,
     ) -> None:
+        """`guard`: who may read what; `None`: everybody everything."""
+        self._guard = guard
         self._address = address
         self._registry = registry
         self._health = health
@@ -66,7 +71,7 @@ class AdminServer:
         return self._port
 
     def app(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(middlewares=[self._guarded])
         app.router.add_get("/", self._index)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._healthz)
@@ -74,6 +79,11 @@ class AdminServer:
         app.router.add_get("/debug/state", self._debug_state)
         app.router.add_get("/debug/plugins/state", self._debug_plugins)
         return app
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = None if self._guard is None else await self._guard(request)
+        return await handler(request) if refusal is None else refusal
 
     async def start(self) -> None:
         """Raises `CannotListen`."""

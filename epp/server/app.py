@@ -72,6 +72,7 @@ class Picker:
             registry=self._state.registry,
             health=self._health,
             pages=self,
+            guard=self._upkeep.guard(),
         )
 
     async def run(self) -> None:

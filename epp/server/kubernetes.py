@@ -15,7 +15,9 @@ from epp.kube.leader import LeaderElection
 from epp.kube.options import KubeOptions, PoolByName
 from epp.kube.policy_source import PolicySource
 from epp.kube.reflector import ReflectorTimings
+from epp.kube.reviews import Reviewer
 from epp.observe.kube import KubeMetrics
+from epp.server.admin_guard import Guard, reviewed_by
 from epp.server.state import PickerState
 
 logger = logging.getLogger(__name__)
@@ -104,6 +106,10 @@ class Kubernetes:
             "policies": None if self._policies is None else self._policies.state(),
             "leader_election": None if self._election is None else self._election.state(),
         }
+
+    def guard(self) -> Guard | None:
+        """Who may read the metrics port, if that is to be asked; else `None`."""
+        return reviewed_by(Reviewer(self._client, self._state.clock)) if self._options.metrics_auth else None
 
     async def stand_down(self) -> None:
         """Requests should go to another picker from now on."""

@@ -34,11 +34,12 @@ def open_source(state: PickerState, rng: random.Random) -> FileDiscovery | Kuber
         return Kubernetes(kube, state, rng, lambda: load_access(kube.kubeconfig))
     if not isinstance(kube.source, PoolByName):
         raise _both("--endpoint-selector", plugin)
-    if kube.leader_election is not None:
-        raise Problem(
-            f"--ha-enable-leader-election is for pools from Kubernetes; here {plugin.name} says what the pool is: "
-            "remove one of them"
-        )
+    for flag, given in (
+        ("--ha-enable-leader-election", kube.leader_election is not None),
+        ("--metrics-endpoint-auth", kube.metrics_auth),
+    ):
+        if given:
+            raise Problem(f"{flag} is for pools from Kubernetes, but {plugin.name} says what the pool is: remove one")
     return _fill(state.store, None, plugin)  # the name of the pool is a label then
 
 

@@ -13,6 +13,7 @@ from epp.pool.file import FileDiscovery
 from epp.pool.store import EndpointChanges
 from epp.problem import Problem
 from epp.server import pool_source
+from epp.server.admin_guard import Guard
 from epp.server.kubernetes import Kubernetes
 from epp.server.remote import Outbox, RemotePredictor
 from epp.server.state import PickerState
@@ -118,12 +119,12 @@ class Upkeep:
         jobs: list[tuple[str, Coroutine[Any, Any, None]]] = [("pool gauges", self._refresh_pool_gauges())]
         if self._discovery is not None:
             jobs.append(("discovery", self._discovery.run()))
+        if self._kube is not None:
+            jobs += self._kube.jobs()
         if self._scraper is not None:
             jobs.append(("scraper", self._scraper.run()))
         if self._trainer is not None:
             jobs.append(("trainer", self._trainer.run()))
-        if self._kube is not None:
-            jobs += self._kube.jobs()
         if self._remote is not None:
             jobs.append(("remote predictor", self._remote.run()))
         return jobs
@@ -139,25 +140,29 @@ class Upkeep:
                 state.metrics.latency.predictor.remote_is_relied_on(self._remote.is_relied_on)
             await asyncio.sleep(interval_s)
 
-    # --- telling --------------------------------------------------------------------------------------------------
-
-    @property
-    def scrape_stats(self) -> Mapping[str, ScrapeStats]:
     async def stand_down(self) -> None:
         """The process is about to end: let another picker lead."""
         if self._kube is not None:
             await self._kube.stand_down()
 
-        """By endpoint id."""
-        return {} if self._scraper is None else self._scraper.stats
+    # --- telling --------------------------------------------------------------------------------------------------
+
     def not_ready(self) -> list[str]:
         """Why requests should not come yet, in words."""
         return [] if self._kube is None else self._kube.not_ready()
+
+    def guard(self) -> Guard | None:
+        """Who may read the metrics port; `None`: everybody."""
+        return None if self._kube is None else self._kube.guard()
 
     def kubernetes(self) -> dict[str, Any] | None:
         """For the debug page; `None` when the pool does not come from there."""
         return None if self._kube is None else self._kube.describe()
 
+    @property
+    def scrape_stats(self) -> Mapping[str, ScrapeStats]:
+        """By endpoint id."""
+        return {} if self._scraper is None else self._scraper.stats
 
     def remote_state(self, now_s: float) -> dict[str, Any] | None:
         """For the debug page; `None` without a remote predictor."""

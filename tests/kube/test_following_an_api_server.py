@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import pytest_asyncio
-from apiserver import ADMIN_TOKEN, ApiServer, Cluster
+from apiserver import ADMIN_TOKEN, EPP_TOKEN, EPP_USER, ApiServer, Cluster
 from kube_world import (
     NAMESPACES,
     POOL,
@@ -26,6 +27,7 @@ from kube_world import (
     uninstall,
     until,
 )
+from prometheus_client import CollectorRegistry
 from stalling_proxy import StallingProxy
 
 from epp.kube.access import Access, load_access
@@ -35,15 +37,22 @@ from epp.kube.options import KubeOptions, PodsBySelector, PoolByName
 from epp.kube.policies import Rewrites
 from epp.kube.policy_source import PolicySource
 from epp.kube.reflector import ReflectorTimings
-from epp.kube.resources import LEGACY_GROUP, OBJECTIVES, PODS, POOLS, REWRITES
+from epp.kube.resources import LEGACY_GROUP, OBJECTIVES, PODS, POOLS, REWRITES, Resource
+from epp.kube.reviews import REMEMBER_S, Reviewer
 from epp.kube.selector import parse_selector
 from epp.pool.store import PoolStore
 from epp.problem import Problem
+from epp.server.admin import AdminServer
+from epp.server.admin_guard import reviewed_by
+from epp.server.health import HealthState
+from epp.server.listen import TcpAddress
 
 pytestmark = [pytest.mark.kube, pytest.mark.asyncio(loop_scope="module")]
 
 QUICK = ReflectorTimings(watch_s=2, grace_s=1.0, first_pause_s=0.05, longest_pause_s=0.3, absent_pause_s=0.3)
 LABELS = {"app": "vllm"}
+CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", namespaced=False)
+CLUSTER_ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "clusterrolebindings", namespaced=False)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -320,3 +329,55 @@ async def test_without_a_way_to_an_api_server_there_is_no_start(tmp_path: Path) 
     (tmp_path / "half").write_text("apiVersion: v1\nkind: Config\nclusters: []\n")
     with pytest.raises(Problem, match=r"half.*--kubeconfig"):
         load_access(str(tmp_path / "half"))
+
+
+class NoPages:
+    async def collect(self) -> None: ...
+
+    async def state(self) -> dict[str, Any]:
+        return {"decisions": []}
+
+    async def plugins(self) -> dict[str, Any]:
+        return {}
+
+
+async def test_the_api_server_says_who_may_read_the_metrics_port(api_server: ApiServer, cluster: Cluster) -> None:
+    """A right is to the page's path. Probes need none. Answers are remembered, and then asked for again."""
+    now_s = 0.0
+    client = KubeClient(lambda: load_access(str(api_server.kubeconfig)))
+    admin = AdminServer(
+        TcpAddress(0, "--metrics-port", "127.0.0.1"),
+        registry=CollectorRegistry(),
+        health=HealthState(list),
+        pages=NoPages(),
+        guard=reviewed_by(Reviewer(client, lambda: now_s)),
+    )
+    await admin.start()
+    rule = {"nonResourceURLs": ["/metrics"], "verbs": ["get"]}
+    subject = {"kind": "User", "name": EPP_USER, "apiGroup": "rbac.authorization.k8s.io"}
+    reference = {"kind": "ClusterRole", "name": "reads-metrics", "apiGroup": "rbac.authorization.k8s.io"}
+    try:
+        async with aiohttp.ClientSession() as http:
+
+            async def status_of(path: str, authorization: str | None) -> int:
+                headers = {} if authorization is None else {"Authorization": authorization}
+                async with http.get(f"http://127.0.0.1:{admin.port}{path}", headers=headers) as response:
+                    return response.status
+
+            assert [await status_of(path, None) for path in ("/healthz", "/readyz")] == [200, 200]
+            for nobody in (None, "Bearer", "Basic abc", "Bearer token-of-nobody"):
+                assert await status_of("/metrics", nobody) == 401
+            assert await status_of("/metrics", f"Bearer {EPP_TOKEN}") == 403
+            await cluster.create(CLUSTER_ROLES, None, {"metadata": {"name": "reads-metrics"}, "rules": [rule]})
+            binding = {"metadata": {"name": "reads-metrics"}, "roleRef": reference, "subjects": [subject]}
+            await cluster.create(CLUSTER_ROLE_BINDINGS, None, binding)
+            assert await status_of("/metrics", f"Bearer {EPP_TOKEN}") == 403  # remembered
+            now_s += REMEMBER_S + 1
+            assert await status_of("/metrics", f"bearer {EPP_TOKEN}") == 200
+            assert await status_of("/debug/state", f"Bearer {EPP_TOKEN}") == 403
+            assert await status_of("/debug/state", f"Bearer {ADMIN_TOKEN}") == 200
+    finally:
+        await cluster.delete(CLUSTER_ROLE_BINDINGS, None, "reads-metrics")
+        await cluster.delete(CLUSTER_ROLES, None, "reads-metrics")
+        await admin.stop()
+        await client.close()
