@@ -45,7 +45,7 @@ class Case:
     setup: Setup = BASE
     body_bytes: int = 1_024
     tokens: int = 100
-    connections: int = 64
+    connections: int = 128
     interval_us: int = 0
     rate: float = 0.0
     seconds: float = 0.0
@@ -123,6 +123,7 @@ class Row:
         picker_best_us: of the round that other load on the machine disturbed least.
         picker_busy_ratio, idle_picker_ratio: of one core, under the load and without any.
         chunks: HTTP chunks per answer as the client got them.
+        picker_messages, picker_bytes: what Envoy sent the picker.
     """
 
     case: str
@@ -133,6 +134,8 @@ class Row:
     idle_picker_ratio: float
     envoy_us: float
     chunks: float
+    picker_messages: float
+    picker_bytes: float
     p50_ms: float
     p99_ms: float
     alone_envoy_us: float | None = None
@@ -163,6 +166,8 @@ def row_of(case: Case, idle_ratio: float, samples: Sequence[Sample], alone: Sequ
         idle_picker_ratio=idle_ratio,
         envoy_us=median(samples, lambda sample: sample.cpu_us["envoy"]),
         chunks=median(samples, lambda sample: sample.chunks_per_request),
+        picker_messages=median(samples, lambda sample: sample.picker_messages),
+        picker_bytes=median(samples, lambda sample: sample.picker_bytes),
         p50_ms=median(samples, lambda sample: sample.result.total_p50_us / 1e3),
         p99_ms=median(samples, lambda sample: sample.result.total_p99_us / 1e3),
     )
@@ -320,7 +325,8 @@ def shown(row: Row) -> Mapping[str, object]:
         "idle": row.idle_picker_ratio,
         "Envoy µs": row.envoy_us,
         "alone µs": row.alone_envoy_us,
-        "chunks": row.chunks,
+        "messages": row.picker_messages,
+        "KB": row.picker_bytes / 1e3,
         "p50 ms": row.p50_ms,
         "p99 ms": row.p99_ms,
         "added p50": row.added_p50_ms,

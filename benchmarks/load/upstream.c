@@ -1,6 +1,6 @@
 /* A model server that costs next to nothing: vLLM's replies and metrics page, from one process on all of loopback.
  *
- *   upstream port=0 model=m first_gap_us=1000 interval_us=0      prints {"port": N} when it listens
+ *   upstream port=0 model=m first_gap_us=20000 interval_us=0      prints {"port": N} when it listens
  *
  * It listens on 0.0.0.0, so 127.0.0.1, 127.0.0.2, ... are as many servers; running requests are counted by address.
  * How many tokens are wanted (max_tokens) and whether they are streamed is what the request says. A streamed answer is
@@ -31,7 +31,7 @@ struct conn {
     struct conn *previous, *next; /* among those that stream */
 };
 
-static double port = 0, first_gap_us = 1000, interval_us = 0;
+static double port = 0, first_gap_us = 20000, interval_us = 0;
 static const char *model = "bench";
 static struct conn streaming = {.previous = &streaming, .next = &streaming}, *closed;
 static uint32_t running_at[65536];
