@@ -1,8 +1,11 @@
 """What Envoy says on an ext_proc stream, and what we answer, on the full set of Envoy's messages."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from epp.wire.events import BodyMode
@@ -16,9 +19,13 @@ Modes = tuple[BodyMode, BodyMode]
 
 
 def request_headers(
-    headers: Mapping[str, str], end: bool = False, modes: Modes = FULL_DUPLEX, subset: str | None = None
+    headers: Mapping[str, str],
+    end: bool = False,
+    modes: Modes = FULL_DUPLEX,
+    subset: str | None = None,
+    promise: str | None = None,
 ) -> bytes:
-    """The first message of a stream."""
+    """The first message of a stream. `promise`: of access log records, as the recommended bootstrap makes it."""
     message = pb.ProcessingRequest()
     request_mode, response_mode = (ProcessingMode.BodySendMode.Value(mode.name) for mode in modes)
     message.protocol_config.request_body_mode = request_mode
@@ -27,6 +34,8 @@ def request_headers(
     if subset is not None:
         hint = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
         hint.update({"x-gateway-destination-endpoint-subset": subset})
+    if promise is not None:
+        message.metadata_context.filter_metadata["envoy.lb"].update({"x-headroom-access-log": promise})
     return message.SerializeToString()
 
 
@@ -47,6 +56,30 @@ def response_headers(
 
 def response_body(data: bytes, end: bool = False) -> bytes:
     return pb.ProcessingRequest(response_body=pb.HttpBody(body=data, end_of_stream=end)).SerializeToString()
+
+
+def log_record(
+    request_id: str | None, *, running: bool = False, flags: Sequence[str] = (), last_byte_s: float = 1.0, **counts: Any
+) -> bytes:
+    """A message of Envoy's access log with one record. `flags`: names of response flags; `counts`: token counts."""
+    entry = accesslog_pb2.HTTPAccessLogEntry()
+    common = entry.common_properties
+    common.intermediate_log_entry = running
+    common.time_to_last_upstream_rx_byte.FromNanoseconds(int(last_byte_s * 1e9))
+    common.metadata.filter_metadata["envoy.lb"].update({"x-gateway-destination-endpoint": "10.0.0.1:8000"})
+    if request_id is not None:
+        common.metadata.filter_metadata["headroom"].update({"request_id": request_id, **counts})
+    for flag in flags:
+        setattr(common.response_flags, flag, True)
+    entry.response.response_body_bytes = 1234
+    logs = als_pb2.StreamAccessLogsMessage.HTTPAccessLogEntries(log_entry=[entry])
+    return als_pb2.StreamAccessLogsMessage(http_logs=logs).SerializeToString()
+
+
+def name_of(answer: pb.ProcessingResponse) -> str | None:
+    """What the access log is to call the request, by the answer that routes it."""
+    ours = answer.dynamic_metadata.fields.get("headroom")
+    return None if ours is None else ours.struct_value.fields["request_id"].string_value
 
 
 def response_trailers() -> bytes:

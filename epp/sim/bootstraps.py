@@ -1,7 +1,8 @@
 """The Envoy bootstraps we ship, and how a demonstration or a test fits one to its own ports and addresses.
 
 A bootstrap is a YAML file that people read and use as it is. Here it is loaded and its named parts are replaced: the
-listener and admin addresses, the clusters `picker` and `model_servers`, the `ext_proc` filter, the route `fail-open`.
+listener and admin addresses, the clusters `picker` and `model_servers`, the `ext_proc` filter, the route `fail-open`,
+and the parts by which the picker learns of the end of responses that it let go.
 """
 
 import json
@@ -12,12 +13,17 @@ from typing import Any
 
 import yaml
 
+from epp.units import parse_duration_s
+from epp.wire.names import ACCESS_LOG
+
 Bootstrap = dict[str, Any]
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = (_PACKAGE / "_envoy", _PACKAGE.parent / "envoy")  # of an installed wheel, of a source tree
 _UNIX = "unix:"
 _FAIL_OPEN_ROUTE = "fail-open"
+_PROMISE_FILTER = "envoy.filters.http.set_metadata"
+_OBSERVATION_FILTERS = (_PROMISE_FILTER, "envoy.filters.http.sse_to_metadata")
 _EDS_FILE_TYPE = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 
@@ -42,6 +48,8 @@ def render_bootstrap(
     admin_port: int = 0,
     host: str = "127.0.0.1",
     ext_proc: Mapping[str, Any] | None = None,
+    observation: bool = True,
+    report_interval: str | None = None,
 ) -> Bootstrap:
     """A bootstrap with its named parts replaced, as the dict that Envoy's JSON is.
 
@@ -55,6 +63,8 @@ def render_bootstrap(
         listener_port, admin_port: 0 lets the system choose; `EnvoyProxy` tells which it chose.
         host: where both listen.
         ext_proc: fields of the ext_proc filter to replace; `processing_mode` is merged, so it may be partial.
+        observation: False leaves out what is marked so: the picker then watches responses to their end.
+        report_interval: how often the access log reports on a request that runs, e.g. `500ms`; as the file has it.
     """
     path = bootstrap if isinstance(bootstrap, Path) else find_bootstrap(bootstrap)
     config: Bootstrap = yaml.safe_load(path.read_text())
@@ -66,6 +76,10 @@ def render_bootstrap(
     filter_config = _named(manager["http_filters"], "envoy.filters.http.ext_proc")["typed_config"]
     _patch_ext_proc(filter_config, ext_proc or {})
     _patch_fail_open(manager["route_config"], filter_config, fail_open)
+    if not observation:
+        _drop_observation(manager)
+    elif report_interval is not None:
+        _patch_report_interval(manager, report_interval)
 
     clusters = config["static_resources"]["clusters"]
     addresses = [epp_address] if isinstance(epp_address, str) else epp_address
@@ -104,6 +118,19 @@ def _patch_fail_open(route_config: dict[str, Any], filter_config: dict[str, Any]
 def _routes(hosts: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for host in hosts:
         yield from host["routes"]
+
+
+def _drop_observation(manager: dict[str, Any]) -> None:
+    manager.pop("access_log", None)
+    manager.pop("access_log_options", None)
+    manager["http_filters"] = [f for f in manager["http_filters"] if f["name"] not in _OBSERVATION_FILTERS]
+
+
+def _patch_report_interval(manager: dict[str, Any], interval: str) -> None:
+    """What is done and what is promised must be the same."""
+    manager["access_log_options"]["access_log_flush_interval"] = f"{parse_duration_s(interval):g}s"
+    (promise,) = _named(manager["http_filters"], _PROMISE_FILTER)["typed_config"]["metadata"]
+    promise["value"] = {ACCESS_LOG: interval}
 
 
 def _patch_picker(cluster: dict[str, Any], addresses: Sequence[str], tls: bool) -> None:

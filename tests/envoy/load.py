@@ -8,7 +8,7 @@ async with load(pickers=2) as site:
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from rig import DROPPED_REASON, STREAM
 from scripted_server import CHUNKS, ScriptedServer
 from stack import Metrics, eventually
 
-from epp.sim.bootstraps import render_bootstrap
+from epp.sim.bootstraps import Bootstrap, render_bootstrap
 from epp.sim.envoyproxy import EnvoyProxy
 from epp.sim.picker_process import PickerProcess
 
@@ -141,12 +141,16 @@ async def load(
     fail_open: bool = True,
     flags: Sequence[str] = (),
     health_interval_s: float | None = None,
+    patch: Callable[[Bootstrap], None] | None = None,
+    **bootstrap_options: Any,
 ) -> AsyncIterator[Site]:
     """
     Args:
         behaviours: one for each server, see `ScriptedServer`.
         flags: more flags for each picker.
         health_interval_s: between Envoy's checks of a picker; `None`: as shipped.
+        patch: changes Envoy's configuration before it is used.
+        bootstrap_options: more of `render_bootstrap`.
     """
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(ScriptedServer(behaviour)) for behaviour in behaviours]
@@ -162,7 +166,10 @@ async def load(
             epp_tls=False,
             endpoints=endpoints,
             fail_open=fail_open,
+            **bootstrap_options,
         )
+        if patch is not None:
+            patch(config)
         if health_interval_s is not None:
             (picker,) = (c for c in config["static_resources"]["clusters"] if c["name"] == "picker")
             interval = f"{health_interval_s}s"

@@ -62,6 +62,7 @@ class Stack:
         ext_proc: fields of Envoy's ext_proc filter to replace, e.g. `{"processing_mode": {"request_body_mode": …}}`.
         endpoints_file: where the picker's pool is read from, not from `--endpoints`; `config_text` has to say so too.
         unix_socket: Envoy asks the picker over a Unix socket.
+        bootstrap_options: more of `render_bootstrap`.
 
     Attributes:
         servers: the `SimServer`s themselves; their engines, recorders and faults are at hand.
@@ -81,6 +82,7 @@ class Stack:
         ext_proc: Mapping[str, Any] | None = None,
         endpoints_file: Path | None = None,
         unix_socket: bool = False,
+        bootstrap_options: Mapping[str, Any] | None = None,
     ) -> None:
         configs = [SimConfig(name=f"sim-{i}", seed=i) for i in range(pool)] if isinstance(pool, int) else pool
         self.servers = [SimServer(config) for config in configs]
@@ -92,6 +94,7 @@ class Stack:
         self._ext_proc = ext_proc
         self._endpoints_file = endpoints_file
         self._unix_socket = unix_socket
+        self._bootstrap_options = bootstrap_options or {}
         self._exit = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -112,6 +115,7 @@ class Stack:
                 endpoints=self.addresses,
                 fail_open=self._fail_open,
                 ext_proc=self._ext_proc,
+                **self._bootstrap_options,
             )
             self.envoy = await exit_stack.enter_async_context(EnvoyProxy(bootstrap, log_path=folder / "envoy.log"))
             self._exit = exit_stack.pop_all()

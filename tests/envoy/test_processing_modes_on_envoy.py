@@ -87,7 +87,8 @@ def _listener(bootstrap: Bootstrap, name: str, mode: dict[str, str]) -> Bootstra
     listener: Bootstrap = copy.deepcopy(bootstrap["static_resources"]["listeners"][0])
     listener["name"] = name
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    manager["http_filters"][0]["typed_config"]["processing_mode"] = mode
+    (ext_proc,) = (f for f in manager["http_filters"] if f["name"] == "envoy.filters.http.ext_proc")
+    ext_proc["typed_config"]["processing_mode"] = mode
     if name == CUT:
         listener["per_connection_buffer_limit_bytes"] = 2048
         del manager["route_config"]["virtual_hosts"][0]["request_body_buffer_limit"]
