@@ -381,9 +381,8 @@ class Director:
 def first_of(headers: Mapping[str, str], spellings: Sequence[str]) -> str | None:
     """The first of these headers that is present, even if it is empty."""
     for name in spellings:
-        value = headers.get(name)
-        if value is not None:
-            return value
+        if name in headers:
+            return headers[name]
     return None
 
 

@@ -6,11 +6,14 @@ that have one, so a server that was never scraped, or whose metrics page froze w
 favourite. When no candidate has a current value, there is nothing to compare: all score `NEUTRAL`.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
-import numpy.typing as npt
 
 from epp.pool.snapshot import FloatArray
 from epp.scheduling.candidates import Candidates
+from epp.scheduling.data import BoolArray
 
 STALE_AFTER_S = 2.0
 """Age up to which a scraped value is believed (the default of llm-d's metrics staleness threshold)."""
@@ -18,22 +21,59 @@ STALE_AFTER_S = 2.0
 NEUTRAL = 0.5
 
 
-def is_fresh(candidates: Candidates, now_s: float, stale_after_s: float = STALE_AFTER_S) -> npt.NDArray[np.bool_]:
+class _Freshness(NamedTuple):
+    """Which candidates' signals are believed, and up to when exactly these are.
+
+    Attributes:
+        believed: `None`: all of them, as a rule.
+    """
+
+    until_s: float
+    believed: BoolArray | None
+
+
+def is_fresh(candidates: Candidates, now_s: float, stale_after_s: float = STALE_AFTER_S) -> BoolArray:
     """Per candidate, whether its signals are believed."""
-    believed: npt.NDArray[np.bool_] = candidates.snapshot.is_fresh(now_s, stale_after_s)[candidates.rows]
-    return believed
+    believed = _freshness(candidates, now_s, stale_after_s).believed
+    return np.ones(len(candidates), dtype=np.bool_) if believed is None else believed
 
 
 def fresh(column: FloatArray, candidates: Candidates, now_s: float, stale_after_s: float = STALE_AFTER_S) -> FloatArray:
     """A snapshot's column cut down to the candidates, NaN where it is unknown or too old. Not to be written to."""
     values = candidates.take(column)
-    if not len(values):
-        return values
-    # As a rule all are fresh: the oldest is. (If one was never read, it is NaN, which compares false.)
-    oldest_s = np.minimum.reduce(candidates.take(candidates.snapshot.scraped_at_s))
-    if now_s - oldest_s <= stale_after_s:
-        return values
-    return np.where(is_fresh(candidates, now_s, stale_after_s), values, np.nan)
+    believed = _freshness(candidates, now_s, stale_after_s).believed
+    return values if believed is None else np.where(believed, values, np.nan)
+
+
+def while_fresh(
+    candidates: Candidates, now_s: float, whose: object, work_out: Callable[[Candidates, float], FloatArray]
+) -> FloatArray:
+    """What `work_out` makes of the candidates and the time, if nothing else goes into it but signals that are `fresh`.
+
+    It is worked out once for all requests that see the same signals; between two readings those of a busy picker are
+    many. It spares the default profile 10 µs of 65.
+    """
+    freshness = _freshness(candidates, now_s, STALE_AFTER_S)
+    kept: tuple[_Freshness, FloatArray] | None = candidates.worked_out.get(whose)
+    if kept is not None and kept[0] is freshness:
+        return kept[1]
+    values = work_out(candidates, now_s)
+    values.flags.writeable = False
+    candidates.worked_out[whose] = freshness, values
+    return values
+
+
+def _freshness(candidates: Candidates, now_s: float, stale_after_s: float) -> _Freshness:
+    kept: _Freshness | None = candidates.worked_out.get(stale_after_s)
+    if kept is not None and now_s <= kept.until_s:
+        return kept
+    snapshot = candidates.snapshot
+    believed = candidates.take(snapshot.is_fresh(now_s, stale_after_s))
+    until_s = np.fmax(candidates.take(snapshot.scraped_at_s) + stale_after_s, candidates.take(snapshot.current_until_s))
+    first_to_go_s = np.minimum.reduce(until_s, where=believed, initial=np.inf)
+    freshness = _Freshness(float(first_to_go_s), None if believed.all() else believed)
+    candidates.worked_out[stale_after_s] = freshness
+    return freshness
 
 
 def known_or_mean(values: FloatArray) -> FloatArray | None:

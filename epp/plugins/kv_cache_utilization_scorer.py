@@ -1,6 +1,6 @@
 """More free KV cache is better."""
 
-from epp.plugins._signals import fresh, known_or_mean, neutral
+from epp.plugins._signals import fresh, known_or_mean, neutral, while_fresh
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import FloatArray
@@ -13,5 +13,9 @@ class KvCacheUtilizationScorer(Scorer):
     plugin_type = "kv-cache-utilization-scorer"
 
     def score(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
-        usage_ratio = known_or_mean(fresh(candidates.snapshot.kv_cache_usage_ratio, candidates, cycle.now_s))
-        return neutral(candidates) if usage_ratio is None else 1.0 - usage_ratio
+        return while_fresh(candidates, cycle.now_s, self, _scores)
+
+
+def _scores(candidates: Candidates, now_s: float) -> FloatArray:
+    usage_ratio = known_or_mean(fresh(candidates.snapshot.kv_cache_usage_ratio, candidates, now_s))
+    return neutral(candidates) if usage_ratio is None else 1.0 - usage_ratio

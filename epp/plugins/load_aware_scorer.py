@@ -3,7 +3,7 @@
 import numpy as np
 from pydantic import Field
 
-from epp.plugins._signals import fresh, known_or_mean, neutral
+from epp.plugins._signals import fresh, known_or_mean, neutral, while_fresh
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import FloatArray
@@ -28,7 +28,10 @@ class LoadAwareScorer(Scorer):
         self._threshold = parameters.threshold if parameters.threshold > 0 else 128
 
     def score(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
-        waiting = known_or_mean(fresh(candidates.snapshot.waiting_requests, candidates, cycle.now_s))
+        return while_fresh(candidates, cycle.now_s, self, self._scores)
+
+    def _scores(self, candidates: Candidates, now_s: float) -> FloatArray:
+        waiting = known_or_mean(fresh(candidates.snapshot.waiting_requests, candidates, now_s))
         if waiting is None:
             return neutral(candidates)
         return 0.5 * (1.0 - np.minimum(waiting, self._threshold) / self._threshold)

@@ -1,6 +1,6 @@
 """Fewer requests waiting inside the engine is better."""
 
-from epp.plugins._signals import fresh, known_or_mean, lowest_is_best, neutral
+from epp.plugins._signals import fresh, known_or_mean, lowest_is_best, neutral, while_fresh
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import FloatArray
@@ -16,5 +16,9 @@ class QueueScorer(Scorer):
     plugin_type = "queue-scorer"
 
     def score(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
-        waiting = known_or_mean(fresh(candidates.snapshot.waiting_requests, candidates, cycle.now_s))
-        return neutral(candidates) if waiting is None else lowest_is_best(waiting)
+        return while_fresh(candidates, cycle.now_s, self, _scores)
+
+
+def _scores(candidates: Candidates, now_s: float) -> FloatArray:
+    waiting = known_or_mean(fresh(candidates.snapshot.waiting_requests, candidates, now_s))
+    return neutral(candidates) if waiting is None else lowest_is_best(waiting)

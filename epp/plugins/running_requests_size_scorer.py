@@ -1,6 +1,6 @@
 """Fewer requests in the engine's batch is better."""
 
-from epp.plugins._signals import fresh, known_or_mean, lowest_is_best, neutral
+from epp.plugins._signals import fresh, known_or_mean, lowest_is_best, neutral, while_fresh
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import FloatArray
@@ -16,5 +16,9 @@ class RunningRequestsSizeScorer(Scorer):
     plugin_type = "running-requests-size-scorer"
 
     def score(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
-        running = known_or_mean(fresh(candidates.snapshot.running_requests, candidates, cycle.now_s))
-        return neutral(candidates) if running is None else lowest_is_best(running)
+        return while_fresh(candidates, cycle.now_s, self, _scores)
+
+
+def _scores(candidates: Candidates, now_s: float) -> FloatArray:
+    running = known_or_mean(fresh(candidates.snapshot.running_requests, candidates, now_s))
+    return neutral(candidates) if running is None else lowest_is_best(running)

@@ -29,6 +29,9 @@ each further endpoint it is 30 to 92 more. A mask of several endpoints takes 4 b
 per block."""
 
 
+_REMEMBERED_MASKS = 256
+
+
 class _Slot:
     """One endpoint: its bit, and its blocks.
 
@@ -64,8 +67,10 @@ class PrefixIndex:
         self._slots: list[_Slot | None] = []
         self._by_id: dict[str, _Slot] = {}
         self._blocks = 0
-        # Row of each slot in the snapshots of one version; endpoints outside it get the row after the last.
+        # Row of each slot in the snapshots of one version; endpoints outside it get the row after the last. And what
+        # masks came to with them: who shares a system prompt is asked for with every request.
         self._row_of_slot: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)
+        self._rows_of_mask: dict[int, int | npt.NDArray[np.intp]] = {}
         self._rows_version: int | None = None
 
     def __len__(self) -> int:
@@ -91,7 +96,7 @@ class PrefixIndex:
         get = self._holders.get
         holding = get(hashes[0], 0) if hashes else 0
         if holding:
-            rows = self._rows(snapshot)
+            self._follow(snapshot)
             last = len(hashes) - 1
             at_end = get(hashes[last], 0)
             at = 0  # all of `holding` hold this block
@@ -104,11 +109,11 @@ class PrefixIndex:
                     else:
                         beyond = middle
                 still = holding & get(hashes[beyond], 0)
-                matched[rows[_slots_in(holding ^ still)]] = beyond
+                matched[self._rows(holding ^ still)] = beyond
                 at, holding = beyond, still
                 if not holding:
                     return matched[:-1]
-            matched[rows[_slots_in(holding)]] = len(hashes)
+            matched[self._rows(holding)] = len(hashes)
         return matched[:-1]
 
     def insert(self, endpoint_id: str, hashes: Sequence[int], capacity_blocks: int) -> None:
@@ -160,13 +165,24 @@ class PrefixIndex:
         self._rows_version = None
         return slot
 
-    def _rows(self, snapshot: Snapshot) -> npt.NDArray[np.intp]:
+    def _follow(self, snapshot: Snapshot) -> None:
         if snapshot.endpoints_version != self._rows_version:
             outside, row_by_id = len(snapshot), snapshot.row_by_id
             rows = [outside if slot is None else row_by_id.get(slot.endpoint_id, outside) for slot in self._slots]
             self._row_of_slot = np.array(rows, dtype=np.intp)
+            self._rows_of_mask.clear()
             self._rows_version = snapshot.endpoints_version
-        return self._row_of_slot
+
+    def _rows(self, mask: int) -> int | npt.NDArray[np.intp]:
+        """Rows of the snapshot last followed: an array for many, for a single one just its number."""
+        rows = self._rows_of_mask.get(mask)
+        if rows is None:
+            if len(self._rows_of_mask) >= _REMEMBERED_MASKS:
+                self._rows_of_mask.clear()
+            slots = _slots_in(mask)
+            rows = int(self._row_of_slot[slots]) if isinstance(slots, int) else self._row_of_slot[slots]
+            self._rows_of_mask[mask] = rows
+        return rows
 
     def _drop_oldest(self, slot: _Slot, count: int) -> None:
         holders, bit = self._holders, slot.bit

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,14 @@ class Candidates:
     Attributes:
         rows: indices into the snapshot, ascending.
         everyone: nobody has been dropped, so that a column of the snapshot is one of the candidates as it stands.
+        worked_out: what readers have worked out of these rows and keep here, by a key of theirs. Requests that see the
+            same snapshot share one view of everyone, and so what follows from it.
     """
 
     snapshot: Snapshot
     rows: IntArray
     everyone: bool = field(init=False)
+    worked_out: dict[object, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "everyone", len(self.rows) == len(self.snapshot))

@@ -10,6 +10,7 @@ pass, its scores count as 0, its pick is replaced by the best total.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -103,8 +104,8 @@ class Scheduler:
 class _ProfileRun:
     """A profile whose plugins are bound to their instruments.
 
-    All scores of a request are one matrix, a row for each scorer: clamping, weighting and adding up take one call of
-    numpy each, whatever the number of scorers.
+    Scorers of which nothing has changed since the last request give the very same array again. What was made of it,
+    clamped, weighted and added to the scores before, is kept: in the default profile that is two scorers of three.
     """
 
     def __init__(self, profile: Profile, instruments: Instruments) -> None:
@@ -112,8 +113,8 @@ class _ProfileRun:
         self._instruments = instruments
         self._filters = instruments.hooks(ExtensionPoint.FILTER, profile.filters, lambda plugin: plugin.filter)
         self._scorers = instruments.hooks(ExtensionPoint.SCORER, [s for s, _ in profile.scorers], lambda p: p.score)
-        self._scorer_names = tuple(scorer.name for scorer, _ in profile.scorers)
-        self._weights = np.array([weight for _, weight in profile.scorers], dtype=np.float64).reshape(-1, 1)
+        self._weights = tuple(weight for _, weight in profile.scorers)
+        self._kept: list[_Kept | None] = [None] * len(profile.scorers)
         self._picker = instruments.hook(ExtensionPoint.PICKER, profile.picker, profile.picker.pick)
 
     def __call__(self, cycle: Cycle, candidates: Candidates) -> ProfileResult | None:
@@ -155,8 +156,8 @@ class _ProfileRun:
 
     def _scored(self, cycle: Cycle, candidates: Candidates) -> tuple[Mapping[str, FloatArray], FloatArray]:
         """Scores clamped to [0, 1], NaN as 0, of every scorer that has some to use; and their weighted sum."""
-        matrix = np.empty((len(self._scorers), len(candidates)))
-        failed: list[int] = []
+        scores: dict[str, FloatArray] = {}
+        totals: FloatArray | None = None
         timer = self._instruments.timer
         began_s = timer()
         for i, (plugin, score, took) in enumerate(self._scorers):
@@ -164,22 +165,17 @@ class _ProfileRun:
                 raw = np.asarray(score(cycle, candidates), dtype=np.float64)
                 if raw.shape != candidates.rows.shape:
                     raise ValueError(f"scores of shape {raw.shape} for {len(candidates)} candidates")
-                matrix[i] = raw
+                kept = self._kept[i]
+                if kept is None or kept.raw is not raw or kept.before is not totals:
+                    kept = _Kept.of(raw, self._weights[i], totals)
+                    self._kept[i] = None if raw.flags.writeable else kept
+                scores[plugin.name], totals = kept.column, kept.totals
             except Exception as error:
                 self._instruments.failed(ExtensionPoint.SCORER, plugin, cycle, error)
-                failed.append(i)
             ended_s = timer()
             took(ended_s - began_s)
             began_s = ended_s
-        names, weights = self._scorer_names, self._weights
-        if failed:
-            names = tuple(name for i, name in enumerate(names) if i not in failed)
-            matrix, weights = np.delete(matrix, failed, axis=0), np.delete(weights, failed, axis=0)
-        np.fmax(matrix, 0.0, out=matrix)  # unlike maximum, it prefers the number to the NaN
-        np.minimum(matrix, 1.0, out=matrix)
-        # Not `weights @ matrix`: BLAS may round equal candidates differently, and then they are not equal any more.
-        totals: FloatArray = np.add.reduce(weights * matrix, axis=0)
-        return dict(zip(names, matrix, strict=True)), totals
+        return scores, np.zeros(len(candidates)) if totals is None else totals
 
     def _picked(self, cycle: Cycle, candidates: Candidates, totals: FloatArray) -> tuple[int, ...]:
         began_s = self._instruments.timer()
@@ -193,3 +189,27 @@ class _ProfileRun:
             return (int(candidates.rows[totals.argmax()]),)
         finally:
             self._picker.took(self._instruments.timer() - began_s)
+
+
+class _Kept(NamedTuple):
+    """What was made of one scorer's scores.
+
+    Attributes:
+        raw: as the scorer gave them; it cannot write to them any more.
+        before: the sum of the scorers before it, the very array.
+        column: clamped to [0, 1], NaN as 0.
+        totals: `before`, and `column` by its weight.
+    """
+
+    raw: FloatArray
+    before: FloatArray | None
+    column: FloatArray
+    totals: FloatArray
+
+    @staticmethod
+    def of(raw: FloatArray, weight: float, before: FloatArray | None) -> "_Kept":
+        column = np.minimum(np.fmax(raw, 0.0), 1.0)  # fmax, unlike maximum, prefers the number to the NaN
+        weighted = weight * column
+        totals = weighted if before is None else before + weighted
+        column.flags.writeable = totals.flags.writeable = False
+        return _Kept(raw, before, column, totals)
