@@ -6,6 +6,7 @@ is about one request a second. What is decoded is what is used: lists come in pa
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -165,7 +166,8 @@ def _in_words(error: Exception, timeout_s: float | None) -> str:
         case aiohttp.ClientConnectorCertificateError():
             return f"its certificate: {error.certificate_error}"
         case aiohttp.ClientConnectorError():
-            return error.os_error.strerror or str(error.os_error) or "cannot connect"
+            number = error.os_error.errno
+            return os.strerror(number).lower() if number else f"cannot connect: {error.os_error}"
         case aiohttp.ClientPayloadError():
             return "the connection broke"
         case TimeoutError() if timeout_s is not None:

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,12 @@ from stalling_proxy import StallingProxy
 from epp.kube.access import Access, load_access
 from epp.kube.client import KubeClient
 from epp.kube.discovery import KubeDiscovery
-from epp.kube.options import KubeOptions, PodsBySelector, PoolByName
+from epp.kube.leader import LeaderElection
+from epp.kube.options import KubeOptions, LeaseTimings, PodsBySelector, PoolByName
 from epp.kube.policies import Rewrites
 from epp.kube.policy_source import PolicySource
 from epp.kube.reflector import ReflectorTimings
-from epp.kube.resources import LEGACY_GROUP, OBJECTIVES, PODS, POOLS, REWRITES, Resource
+from epp.kube.resources import LEASES, LEGACY_GROUP, OBJECTIVES, PODS, POOLS, REWRITES, Resource
 from epp.kube.reviews import REMEMBER_S, Reviewer
 from epp.kube.selector import parse_selector
 from epp.pool.store import PoolStore
@@ -381,3 +383,56 @@ async def test_the_api_server_says_who_may_read_the_metrics_port(api_server: Api
         await cluster.delete(CLUSTER_ROLES, None, "reads-metrics")
         await admin.stop()
         await client.close()
+
+
+async def test_a_leader_goes_on_while_the_api_server_is_away_and_stands_by_when_it_reads_another_name(
+    api_server: ApiServer, cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    options = KubeOptions(PoolByName("p"), namespace, leader_election=LeaseTimings(1, 0.1), identity="us")
+    lease = options.lease_name
+
+    @asynccontextmanager
+    async def taking_part(kubeconfig: Path) -> AsyncIterator[LeaderElection]:
+        client = KubeClient(lambda: load_access(str(kubeconfig)))
+        election = LeaderElection(
+            options,
+            LeaseTimings(1, 0.1),
+            client,
+            clock=time.monotonic,
+            wall_clock=lambda: datetime.now(UTC),
+            may_lead=lambda: may_lead,
+            on_error=lambda *error: None,
+        )
+        task = asyncio.create_task(election.run())
+        try:
+            yield election
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await client.close()
+
+    may_lead = True
+    async with taking_part(api_server.epp_kubeconfig) as election:
+        said = await until(election.not_ready, lambda said: said != [] and "forbidden" in said[0])
+        assert "the verb get on the resource leases" in said[0]
+    may_lead = False
+    async with StallingProxy(api_server.port) as proxy:
+        api_server.write_kubeconfig(tmp_path / "k", ADMIN_TOKEN, f"https://127.0.0.1:{proxy.port}")
+        async with taking_part(tmp_path / "k") as election:
+            await asyncio.sleep(0.5)
+            assert await cluster.get(LEASES, namespace, lease) is None  # who could not serve does not take it
+            may_lead = True
+            await until(election.not_ready, lambda said: said == [])
+            proxy.refuses = True
+            await until(
+                lambda: election.state()["problem"], lambda said: said is not None and "does not answer" in said
+            )
+            await cluster.patch(LEASES, namespace, lease, {"spec": {"holderIdentity": "them"}})
+            assert election.is_leader
+            proxy.refuses = False
+            await until(election.not_ready, lambda said: said == ["standing by: them leads"])
+            await until(election.not_ready, lambda said: said == [])  # they never renew it
+            await election.resign()
+            spec = (await cluster.get(LEASES, namespace, lease))["spec"]
+            assert spec["holderIdentity"] == ""
+            assert not election.is_leader
