@@ -26,11 +26,18 @@ _PARTS = {
     0x2A: (Side.RESPONSE, True),
 }
 _FIRST = 0x0A  # of `HttpBody.body`, `HttpHeaders.headers` and `HeaderMap.headers`
-_BODY_ENDS = b"\x10\x01"  # `HttpBody.end_of_stream`, set
-_HEADERS_END = b"\x18\x01"  # `HttpHeaders.end_of_stream`, set
+_ENDS_BODY = b"\x10\x01"  # `HttpBody.end_of_stream`, set
+_ENDS_HEADERS = b"\x18\x01"  # `HttpHeaders.end_of_stream`, set
 
 # What stands beside a part is remembered up to this size: routing metadata is a tenth of it.
 _MAX_REMEMBERED_BYTES = 2048
+
+# Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
+_REQUEST = Side.REQUEST
+_BODY = Kind.BODY
+_BODY_END = Kind.BODY_END
+_HEADERS = Kind.HEADERS
+_HEADERS_END = Kind.HEADERS_END
 
 
 class ProtocolError(Exception):
@@ -100,9 +107,9 @@ class Reader:
         if stop > len(data) or end > stop:
             return None
         if end == stop:
-            kind = Kind.BODY
-        elif data[end:stop] == _BODY_ENDS:
-            kind = Kind.BODY_END
+            kind = _BODY
+        elif data[end:stop] == _ENDS_BODY:
+            kind = _BODY_END
         else:
             return None
         beside = self._read_beside(data[stop:])
@@ -114,7 +121,7 @@ class Reader:
             return None
         at, end = delimited(data, at + 1)
         ends = end != stop
-        if ends and data[end:stop] != _HEADERS_END:
+        if ends and data[end:stop] != _ENDS_HEADERS:
             return None
         values = header_map(data, at, end, self._max_headers)
         beside = self._read_beside(data[stop:])
@@ -166,17 +173,17 @@ def decode(data: bytes, max_headers: int) -> Message:
 
 
 def _body(side: Side, part: pb.HttpBody, beside: Beside) -> Message:
-    return Message(side, Kind.BODY_END if part.end_of_stream else Kind.BODY, part.body, None, beside)
+    return Message(side, _BODY_END if part.end_of_stream else _BODY, part.body, None, beside)
 
 
 def _headers(side: Side, values: Mapping[str, str], ends: bool, beside: Beside) -> Message:
     headers = Headers(values)
     if ends:
-        kind = Kind.HEADERS_END
-    elif side is Side.REQUEST and _opens_tunnel(headers):
+        kind = _HEADERS_END
+    elif side is _REQUEST and _opens_tunnel(headers):
         kind = Kind.TUNNEL
     else:
-        kind = Kind.HEADERS
+        kind = _HEADERS
     return Message(side, kind, b"", headers, beside)
 
 

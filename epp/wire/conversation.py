@@ -36,6 +36,7 @@ lost, so there the stream is never ended early.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from epp.endings import EndCause
@@ -88,9 +89,25 @@ class Step(NamedTuple):
     replies: list[bytes]
 
 
+_new_step = partial(tuple.__new__, Step)  # a named tuple's own way to be made takes four times as long
+
+
 # Statuses that Envoy gives when the server behind it does not answer.
 _GATEWAY_ERRORS = (502, 503, 504)
 _SERVER_TIME = "x-envoy-upstream-service-time"
+
+# Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
+_REQUEST = Side.REQUEST
+_RESPONSE = Side.RESPONSE
+_START = State.START
+_RELAYING = State.RELAYING
+_UNSEEN = State.UNSEEN
+_DONE = State.DONE
+_HEADERS_END = Kind.HEADERS_END
+_BODY_END = Kind.BODY_END
+_NATURAL = EndCause.NATURAL
+_CLIENT_GONE = EndCause.CLIENT_GONE
+_STREAMED = BodyMode.STREAMED
 
 
 class Conversation:
@@ -148,7 +165,7 @@ class Conversation:
         Raises:
             ProtocolError: it cannot be read, or cannot come here. End the stream, and call `closed(broken=True)`.
         """
-        step = Step([], [])
+        step: Step = _new_step(([], []))
         if self.finished:
             return step
         message = self._reader.read(data)
@@ -159,17 +176,17 @@ class Conversation:
             self._request.follow(table.REQUEST[modes.request])
             self._response.follow(table.RESPONSE[modes.response])
         response = self._response
-        if message.side is Side.REQUEST:
+        if message.side is _REQUEST:
             if not self._routed:
                 self._gathering.note(message)
             action = self._request.advance(message.kind)
         else:
-            is_first = response.state is State.START
+            is_first = response.state is _START
             action = response.advance(message.kind)
             if is_first:
                 self._begin_response(message, step)
         self._PERFORM[action](self, message, step)
-        if response.state is State.DONE:
+        if response.state is _DONE:
             self._end(step.events, self.delivered)
             self.finished = not response.owed
         if modes.observing:
@@ -194,7 +211,7 @@ class Conversation:
         elif self._rest_is_unseen():
             cause = self.delivered
         else:
-            cause = EndCause.CLIENT_GONE
+            cause = _CLIENT_GONE
         self._end(events, cause)
         return events
 
@@ -203,7 +220,7 @@ class Conversation:
         """What the exchange waits for."""
         if self.finished:
             return Phase.OVER
-        if self._response.state is not State.START:
+        if self._response.state is not _START:
             return Phase.STREAMING
         if self._request.owed:
             return Phase.DECISION
@@ -264,7 +281,7 @@ class Conversation:
             return []
         if not self._response.owed:
             raise RuntimeError("no response waits to be answered")
-        self.finished = self._response.state is State.DONE
+        self.finished = self._response.state is _DONE
         return self._response.settle([replies.response_headers(set_headers, self._drops_length)])
 
     def let_go(self) -> bool:
@@ -274,12 +291,12 @@ class Conversation:
         """
         request, response = self._request, self._response
         safe = (
-            self._mode(Side.RESPONSE) is BodyMode.STREAMED
+            self._mode(_RESPONSE) is _STREAMED
             and self._rewrite is None
             and not (self._observing or response.owed or request.owed)
-            and request.state in (State.DONE, State.UNSEEN)
+            and request.state in (_DONE, _UNSEEN)
         )
-        self._let_go = safe and response.state is State.RELAYING and not (self._ended or self.finished)
+        self._let_go = safe and response.state is _RELAYING and not (self._ended or self.finished)
         self.finished = self.finished or self._let_go
         return self._let_go
 
@@ -291,7 +308,7 @@ class Conversation:
     @property
     def delivered(self) -> EndCause:
         """How a response counts that the client gets whole: NATURAL, or UPSTREAM_ERROR if Envoy made it itself."""
-        return EndCause.UPSTREAM_ERROR if self._by_envoy else EndCause.NATURAL
+        return EndCause.UPSTREAM_ERROR if self._by_envoy else _NATURAL
 
     # --- the actions of the table ------------------------------------------------------------------------------------
 
@@ -308,26 +325,26 @@ class Conversation:
     def _hand_over(self, message: Message, step: Step) -> None:
         if self._may_keep(message, step):
             self._gathering.add(message.body)
-            request = self._gathering.ready(message.kind, self._mode(Side.REQUEST))
+            request = self._gathering.ready(message.kind, self._mode(_REQUEST))
             self._ready = request, message.kind
             self._await_decision(request, step)
 
     def _start_response(self, message: Message, step: Step) -> None:
         headers, status = message.headers or Headers({}), message.status()
         self._by_envoy = status in _GATEWAY_ERRORS and _SERVER_TIME not in headers
-        end = message.kind is Kind.HEADERS_END
+        end = message.kind is _HEADERS_END
         # In BUFFERED the reply to the body sets the length anew.
-        rewritten = self._rewrite is not None and self._mode(Side.RESPONSE) not in (BodyMode.BUFFERED, BodyMode.NONE)
+        rewritten = self._rewrite is not None and self._mode(_RESPONSE) not in (BodyMode.BUFFERED, BodyMode.NONE)
         self._drops_length = rewritten and not end and "content-length" in headers
         if self._observe:
             self._response.owed = not self._observing
             self._emit(ResponseStarted(status, headers, message.beside.served_address, end), step)
         else:
-            self._send(Side.RESPONSE, [replies.response_headers({}, self._drops_length)], step)
+            self._send(_RESPONSE, [replies.response_headers({}, self._drops_length)], step)
 
     def _echo(self, message: Message, step: Step) -> None:
-        data, end = message.body, message.kind is Kind.BODY_END
-        if message.side is Side.RESPONSE:
+        data, end = message.body, message.kind is _BODY_END
+        if message.side is _RESPONSE:
             data = self._rewritten(data, end)
             self._tell(message, step)
         elif self._request.owed and not self._may_keep(message, step):
@@ -343,7 +360,7 @@ class Conversation:
         self._acknowledge(message, step)
 
     def _pass_chunk(self, message: Message, step: Step) -> None:
-        data = self._rewritten(message.body, message.kind is Kind.BODY_END)
+        data = self._rewritten(message.body, message.kind is _BODY_END)
         if data == message.body:
             self._acknowledge(message, step)
         else:
@@ -372,17 +389,17 @@ class Conversation:
         """A response's first part is here: its headers, or what follows them if Envoy does not show those."""
         if message.headers is None:
             self._rewrite = None  # the content-length among them could not be changed
-        if self._request.state is not State.START and not self._routed:
+        if self._request.state is not _START and not self._routed:
             # Envoy answers the client itself, say for a request that took too long to come. There is nothing left to
             # decide, but the response still runs through us.
             self._ready = None
             self._request.drop()
             self._observe = False
-            self._end(step.events, EndCause.CLIENT_GONE)
+            self._end(step.events, _CLIENT_GONE)
 
     def _mode(self, side: Side) -> BodyMode:
         assert self._modes is not None  # known before any action
-        return self._modes.request if side is Side.REQUEST else self._modes.response
+        return self._modes.request if side is _REQUEST else self._modes.response
 
     def _may_keep(self, message: Message, step: Step) -> bool:
         """Count bytes that are to be kept until the decision. Once they are too many, that is told and none is kept."""
@@ -407,13 +424,13 @@ class Conversation:
 
     def _tell(self, message: Message, step: Step) -> None:
         if self._observe:
-            self._emit(ResponseBody(message.body, message.kind is Kind.BODY_END), step)
+            self._emit(ResponseBody(message.body, message.kind is _BODY_END), step)
 
     def _send(self, side: Side, messages: list[bytes], step: Step) -> None:
-        (self._request if side is Side.REQUEST else self._response).send(messages, step.replies)
+        (self._request if side is _REQUEST else self._response).send(messages, step.replies)
 
     def _send_one(self, side: Side, message: bytes, step: Step) -> None:
-        (self._request if side is Side.REQUEST else self._response).send_one(message, step.replies)
+        (self._request if side is _REQUEST else self._response).send_one(message, step.replies)
 
     def _emit(self, event: Event, step: Step) -> None:
         if not self._ended:
@@ -426,10 +443,10 @@ class Conversation:
 
     def _rest_is_unseen(self) -> bool:
         """Envoy has shown all that its modes show, so the end of the stream says that the exchange is through."""
-        if self._response.state is State.UNSEEN:
+        if self._response.state is _UNSEEN:
             return not self._response.owed
-        request_through = self._routed and self._request.state in (State.UNSEEN, State.DONE)
-        return request_through and self._response.state is State.START and self._mode(Side.RESPONSE) is BodyMode.NONE
+        request_through = self._routed and self._request.state in (_UNSEEN, _DONE)
+        return request_through and self._response.state is _START and self._mode(_RESPONSE) is BodyMode.NONE
 
     _PERFORM: ClassVar[Mapping[Action, Callable[["Conversation", Message, Step], None]]] = {
         Action.WAIT: _wait,

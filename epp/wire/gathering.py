@@ -4,6 +4,13 @@ from epp.wire.codec import Message
 from epp.wire.events import BodyMode, BodyTooLarge, Headers, RequestReady
 from epp.wire.table import Kind
 
+# Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
+_BODY = Kind.BODY
+_BODY_END = Kind.BODY_END
+_TRAILERS = Kind.TRAILERS
+_HEADERS = Kind.HEADERS
+_BUFFERED_PARTIAL = BodyMode.BUFFERED_PARTIAL
+
 
 class Gathering:
     """Bounded: the first byte too many ends the keeping for good, and lets go of what was kept."""
@@ -40,10 +47,10 @@ class Gathering:
 
     def ready(self, kind: Kind, mode: BodyMode) -> RequestReady:
         """The request as it stands with its part `kind`, after which nothing more is waited for."""
-        body_shown = kind in (Kind.BODY, Kind.BODY_END, Kind.TRAILERS)
-        has_body = body_shown or kind is Kind.HEADERS
+        body_shown = kind in (_BODY, _BODY_END, _TRAILERS)
+        has_body = body_shown or kind is _HEADERS
         # In BUFFERED_PARTIAL the end of a body may be missing, or be marked by trailers: one cannot tell.
-        is_whole = body_shown and not (mode is BodyMode.BUFFERED_PARTIAL and kind is Kind.BODY)
+        is_whole = body_shown and not (mode is _BUFFERED_PARTIAL and kind is _BODY)
         body = b"".join(self._chunks) if body_shown else None
         self._chunks.clear()
         return RequestReady(self.headers, body, is_whole or not has_body, has_body, self._subset)

@@ -78,6 +78,17 @@ _EMPTY = {
     for side in Side
 }
 
+# Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
+_HEADERS = Kind.HEADERS
+_TRAILERS = Kind.TRAILERS
+_BODY_PART = Kind.BODY
+_BODY_END = Kind.BODY_END
+_REQUEST = Side.REQUEST
+_RESPONSE_SIDE = Side.RESPONSE
+_FULL_DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
+_BUFFERED = BodyMode.BUFFERED
+_NONE = BodyMode.NONE
+
 
 def empty(side: Side, kind: Kind) -> bytes:
     return _EMPTY[side, kind]
@@ -87,28 +98,28 @@ def route(route: Route, mode: BodyMode, kind: Kind, request: RequestReady) -> li
     """The replies that send the request on, as the answer to its part `kind`."""
     # A body that was not shown whole cannot be replaced: the rest would follow the new one.
     new_body = route.body if request.body is not None and request.body_complete else None
-    if mode is not BodyMode.FULL_DUPLEX_STREAMED:
+    if mode is not _FULL_DUPLEX:
         return [_route(route, mode, kind, request.headers, new_body)]
-    messages = [_route(route, mode, Kind.HEADERS, request.headers, new_body)]
+    messages = [_route(route, mode, _HEADERS, request.headers, new_body)]
     if request.body is not None:
-        has_trailers = kind is Kind.TRAILERS
-        messages += streamed_body(Side.REQUEST, new_body if new_body is not None else [request.body], not has_trailers)
+        has_trailers = kind is _TRAILERS
+        messages += streamed_body(_REQUEST, new_body if new_body is not None else [request.body], not has_trailers)
         if has_trailers:
-            messages.append(empty(Side.REQUEST, Kind.TRAILERS))
+            messages.append(empty(_REQUEST, _TRAILERS))
     return messages
 
 
 def _route(route: Route, mode: BodyMode, kind: Kind, headers: Headers, new_body: Sequence[bytes] | None) -> bytes:
-    if kind is Kind.TRAILERS:
+    if kind is _TRAILERS:
         # Too late for headers; the metadata still routes where Envoy reads it.
-        return empty(Side.REQUEST, kind) + _metadata(route)
-    is_body = kind in (Kind.BODY, Kind.BODY_END)
+        return empty(_REQUEST, kind) + _metadata(route)
+    is_body = kind in (_BODY_PART, _BODY_END)
     to_remove: Sequence[str] = ()
     if not _STRIPPED.isdisjoint(headers.last_values):
         to_remove = [name for name in STRIPPED_FROM_CLIENTS if name in headers]
     if route.set_headers or to_remove or route.remove_headers or new_body is not None:
         to_remove = [*to_remove, *route.remove_headers]
-        if new_body is not None and mode is not BodyMode.BUFFERED:
+        if new_body is not None and mode is not _BUFFERED:
             to_remove.append(CONTENT_LENGTH)
         to_set = {DESTINATION: route.destination}
         for name, value in route.set_headers.items():
@@ -123,14 +134,14 @@ def _route(route: Route, mode: BodyMode, kind: Kind, headers: Headers, new_body:
 @lru_cache(4096)
 def _only_route(destination: str, is_body: bool) -> bytes:
     """The answer to a request's headers or body that changes nothing but where it goes."""
-    return _changed(is_body, header_mutation({DESTINATION: destination}), None, BodyMode.NONE)
+    return _changed(is_body, header_mutation({DESTINATION: destination}), None, _NONE)
 
 
 def _changed(is_body: bool, mutation: bytes, body: bytes | None, mode: BodyMode) -> bytes:
     """The answer to a request's headers or body that changes its headers, and with it the route."""
     tags = _BODY_REPLY if is_body else _HEADERS_REPLY
     changes = _common(mutation, body, mode) + _CLEAR_ROUTE_CACHE
-    return field(tags[Side.REQUEST], field(_RESPONSE, changes))
+    return field(tags[_REQUEST], field(_RESPONSE, changes))
 
 
 def _metadata(route: Route) -> bytes:
@@ -155,9 +166,9 @@ def _lb_metadata(*entries: bytes) -> bytes:
 
 def response_headers(set_headers: Mapping[str, str], remove_content_length: bool) -> bytes:
     if not set_headers and not remove_content_length:
-        return empty(Side.RESPONSE, Kind.HEADERS)
+        return empty(_RESPONSE_SIDE, _HEADERS)
     mutation = header_mutation(set_headers, [CONTENT_LENGTH] if remove_content_length else [])
-    return field(_HEADERS_REPLY[Side.RESPONSE], field(_RESPONSE, field(_HEADER_MUTATION, mutation)))
+    return field(_HEADERS_REPLY[_RESPONSE_SIDE], field(_RESPONSE, field(_HEADER_MUTATION, mutation)))
 
 
 def streamed_body(side: Side, parts: Iterable[bytes], end: bool) -> list[bytes]:
@@ -193,12 +204,12 @@ def _streamed_head(side: Side, size: int, ends: bool) -> bytes:
 def replaced_chunk(body: bytes) -> bytes:
     """The reply to a response chunk in STREAMED that puts other bytes, or none, in its place."""
     mutation = field(_BODY, body) if body else _CLEAR_BODY
-    return field(_BODY_REPLY[Side.RESPONSE], field(_RESPONSE, field(_BODY_MUTATION, mutation)))
+    return field(_BODY_REPLY[_RESPONSE_SIDE], field(_RESPONSE, field(_BODY_MUTATION, mutation)))
 
 
 def replaced_body(body: bytes, mode: BodyMode) -> bytes:
     """The reply to a whole response body that puts another one in its place; in BUFFERED its length too."""
-    return field(_BODY_REPLY[Side.RESPONSE], field(_RESPONSE, _common(b"", body, mode)))
+    return field(_BODY_REPLY[_RESPONSE_SIDE], field(_RESPONSE, _common(b"", body, mode)))
 
 
 def immediate(rejection: Rejection, grpc: bool) -> bytes:
@@ -231,7 +242,7 @@ def _common(mutation: bytes, body: bytes | None, mode: BodyMode) -> bytes:
     """The changes of headers, and those that come with another body."""
     if body is None:
         return field(_HEADER_MUTATION, mutation)
-    if mode is BodyMode.BUFFERED:  # only there does the content-length stay with the message, and must match
+    if mode is _BUFFERED:  # only there does the content-length stay with the message, and must match
         mutation += set_header(CONTENT_LENGTH, str(len(body)))
     # An empty body is still one that takes the place of another.
     return field(_HEADER_MUTATION, mutation) + field(_BODY_MUTATION, field(_BODY, body))

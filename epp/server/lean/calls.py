@@ -16,6 +16,11 @@ from epp.server.lean.sending import Sender, SendQueue
 from epp.server.lean.status import Status
 from epp.server.lean.stream import LeanStream, Method, Timer
 
+# Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
+_CANCELLED = Status.CANCELLED
+_DEADLINE_EXCEEDED = Status.DEADLINE_EXCEEDED
+_NO_ERROR = ErrorCode.NO_ERROR
+
 
 @dataclass(frozen=True, slots=True)
 class Clockwork:
@@ -71,7 +76,7 @@ class Calls:
         self.streams[stream_id] = stream
         if call.timeout_s is not None:
             # The caller has given up by then: what is queued is of no use to it.
-            give_up = partial(queue.end, Status.DEADLINE_EXCEEDED, "", at_once=True)
+            give_up = partial(queue.end, _DEADLINE_EXCEEDED, "", at_once=True)
             stream.deadline = self._time.call_later(call.timeout_s, give_up)
         if half_closed:
             stream.half_close()
@@ -106,7 +111,7 @@ class Calls:
     def reset_by_peer(self, stream_id: int) -> None:
         stream = self.streams.pop(stream_id, None)
         if stream is not None:
-            self._forget(stream, Status.CANCELLED, cancelled=True)
+            self._forget(stream, _CANCELLED, cancelled=True)
             if not stream.spoken:
                 self._resets.spend()
 
@@ -115,13 +120,13 @@ class Calls:
         self.sender.out.append(frames.rst_stream(stream_id, code))
         stream = self.streams.pop(stream_id, None)
         if stream is not None:
-            self._forget(stream, Status.CANCELLED, cancelled=True)
+            self._forget(stream, _CANCELLED, cancelled=True)
         self._resets.spend()
 
     def cut(self) -> None:
         """The connection is gone, and all of them with it."""
         while self.streams:
-            self._forget(self.streams.popitem()[1], Status.CANCELLED, cancelled=True, lost=True)
+            self._forget(self.streams.popitem()[1], _CANCELLED, cancelled=True, lost=True)
 
     def _ended(self, queue: SendQueue) -> None:
         """Our last frame is on its way."""
@@ -130,11 +135,11 @@ class Calls:
             self._stop_peer(queue.stream_id)
         assert queue.ending is not None
         status = queue.ending[0]
-        self._forget(stream, status, cancelled=status is Status.DEADLINE_EXCEEDED)
+        self._forget(stream, status, cancelled=status is _DEADLINE_EXCEEDED)
 
     def _stop_peer(self, stream_id: int) -> None:
         """Tell the peer to send no more on a stream that is answered (RFC 9113, section 8.1)."""
-        self.sender.out.append(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
+        self.sender.out.append(frames.rst_stream(stream_id, _NO_ERROR))
 
     def _forget(self, stream: LeanStream, status: Status, *, cancelled: bool, lost: bool = False) -> None:
         """`stream` is no longer among the open ones."""

@@ -21,6 +21,9 @@ Bytes = bytes | memoryview
 # What stands before a message that is a frame of its own: `frames.head` and `messages.prefix` in one.
 _DATA_AND_PREFIX = struct.Struct(">HBBBIBI")
 
+# Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
+_OK = Status.OK
+
 
 class SendQueue:
     """What one stream has to say: the `epp.server.transport.Stream` of its exchange.
@@ -73,7 +76,7 @@ class SendQueue:
         self._sender.queued(self, added)
 
     def finish(self) -> None:
-        self.end(Status.OK)
+        self.end(_OK)
 
     def end(self, status: Status, message: str = "", *, at_once: bool = False) -> None:
         """End with this status once everything queued is sent; or, `at_once`, send nothing of it."""
@@ -256,7 +259,7 @@ class Sender:
     def _end(self, queue: SendQueue, status: Status, message: str) -> None:
         if not queue.answered:
             block = trailers_only(status, message)
-        elif status is Status.OK:
+        elif status is _OK:
             block = OK_TRAILERS
         else:
             block = trailers(status, message)

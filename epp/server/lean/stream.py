@@ -15,6 +15,9 @@ from epp.wire.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
 
+# Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
+_OK = Status.OK
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -152,7 +155,7 @@ class LeanStream:
         if replies:
             self.queue.send(replies)
         if exchange.finished:
-            self.queue.end(Status.OK)
+            self.queue.end(_OK)
 
     def half_close(self) -> None:
         """The peer sends nothing more: what is queued is sent, and that is the end."""
@@ -160,7 +163,7 @@ class LeanStream:
         if self.unfinished_bytes:
             self.queue.end(Status.INTERNAL, "the last message is cut off")
         if self._ends_with_requests:
-            self.queue.end(Status.OK)
+            self.queue.end(_OK)
 
     def close(self, status: Status, *, cancelled: bool, lost: bool = False) -> None:
         """The stream is over; harmless when repeated."""
