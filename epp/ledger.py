@@ -88,10 +88,11 @@ class Peers(Protocol):
     def publish(self, endpoint_id: str, load: tuple[int, int, int, int]) -> None:
         """What we have in flight on an endpoint has changed; fields as in `Load`."""
 
-    def load(self, snapshot: Snapshot) -> FloatArray:
-        """What they have in flight: (4, endpoints), rows as the fields of `Load`. The array belongs to the caller."""
+    def load(self, snapshot: Snapshot, ours: FloatArray) -> FloatArray:
+        """What is in flight with them and us. (4, endpoints), rows as the fields of `Load`; a new array."""
 
-    def in_flight(self, endpoint_id: str) -> InFlight: ...
+    def in_flight(self, endpoint_id: str) -> InFlight:
+        """What they have in flight there."""
 
 
 @dataclass(slots=True)
@@ -209,9 +210,7 @@ class Ledger:
                 self._columns[:, row] = (0, 0, 0, 0) if counts is None else counts.load
         if self._peers is None:
             return Load(*self._columns.copy())
-        load = self._peers.load(snapshot)
-        load += self._columns
-        return Load(*load)
+        return Load(*self._peers.load(snapshot, self._columns))
 
     def in_flight(self, endpoint_id: str) -> InFlight:
         """What is in flight on one endpoint, in the pool or not."""

@@ -7,7 +7,7 @@ and decide by themselves, each with a whole copy of what a decision reads, so th
     connections                  the parent accepts; the worker with the fewest gets the socket
     requests, tokens in flight   memory that all see, a plane for each worker: exact at once
     prefixes, sessions, …        each worker tells its peers, in batches a millisecond apart
-    pool and signals             parent to workers, what has changed, every 10 ms
+    pool and signals             parent to workers, what has changed, every 20 ms
     latency                      samples to the parent, which learns and trains; what it learned to the workers
     counts of metrics            differences, to the parent; what a worker has counted outlives it
     readiness                    the parent's word, told to the workers

@@ -51,13 +51,13 @@ class SharedLoad:
         planes: FloatArray = np.frombuffer(memory, dtype=_NUMBER).reshape(workers, FIELDS, SLOTS)
         self._planes = planes
         self._mine = None if me is None else memoryview(memory).cast("d")[me * FIELDS * SLOTS :]
-        # As slices of one array where that can be: adding up many planes at once costs less than one after another.
-        self._theirs = [planes] if me is None else [part for part in (planes[:me], planes[me + 1 :]) if len(part)]
+        self._peers = [number for number in range(workers) if number != me]
         self._me = me
         self._slots: Mapping[str, int] = {}
         self._endpoints_version: int | None = None
-        self._rows: npt.NDArray[np.intp] | slice = slice(0)
-        self._present: npt.NDArray[np.bool_] | None = None
+        self._rows: npt.NDArray[np.intp] | None = None
+        self._in_order: FloatArray = planes[:, :, :0]
+        self._ours_alone: npt.NDArray[np.intp] | None = None
 
     def assign(self, slots: Mapping[str, int]) -> None:
         """From now on endpoints have these slots. Our plane is empty after this: publish everything anew."""
@@ -75,33 +75,35 @@ class SharedLoad:
         if slot is not None and (mine := self._mine) is not None:
             mine[slot], mine[slot + SLOTS], mine[slot + 2 * SLOTS], mine[slot + 3 * SLOTS] = load
 
-    def load(self, snapshot: Snapshot) -> FloatArray:
+    def load(self, snapshot: Snapshot, ours: FloatArray) -> FloatArray:
         if snapshot.endpoints_version != self._endpoints_version:
             self._look_up(snapshot)
-        if not self._theirs:
-            return np.zeros((FIELDS, len(snapshot)))
-        total: FloatArray = self._theirs[0][:, :, self._rows].sum(axis=0)
-        for planes in self._theirs[1:]:
-            total += planes[:, :, self._rows].sum(axis=0)
-        if self._present is not None:
-            total *= self._present
+        # Our own plane says what `ours` does, so all are added up at once, whatever their number.
+        planes = self._in_order if self._rows is None else self._planes[:, :, self._rows]
+        total: FloatArray = np.add.reduce(planes, axis=0)
+        if self._ours_alone is not None:
+            total[:, self._ours_alone] = ours[:, self._ours_alone]
         return total
 
     def in_flight(self, endpoint_id: str) -> InFlight:
         slot = self._slots.get(endpoint_id)
         if slot is None:
             return InFlight(0, 0)
-        requests, tokens = (int(sum(planes[:, field, slot].sum() for planes in self._theirs)) for field in (0, 1))
-        return InFlight(requests, tokens)
+        requests, tokens, *_ = self._planes[self._peers, :, slot].sum(axis=0).tolist()
+        return InFlight(int(requests), int(tokens))
 
     def _look_up(self, snapshot: Snapshot) -> None:
         """Where the snapshot's endpoints are: as a rule side by side and in its order, and then nothing is copied."""
-        rows = [self._slots.get(endpoint.id, -1) for endpoint in snapshot.endpoints]
         self._endpoints_version = snapshot.endpoints_version
-        array = np.array(rows, dtype=np.intp)
-        self._present = None if (array >= 0).all() else array >= 0
-        first = max(rows[0], 0) if rows else 0
-        self._rows = slice(first, first + len(rows)) if rows == list(range(first, first + len(rows))) else array
+        slots = [self._slots.get(endpoint.id) for endpoint in snapshot.endpoints]
+        rows = np.array([slot or 0 for slot in slots], dtype=np.intp)
+        without = np.array([row for row, slot in enumerate(slots) if slot is None], dtype=np.intp)
+        self._ours_alone = without if without.size else None
+        first = slots[0] if slots else None
+        if first is not None and slots == list(range(first, first + len(slots))):
+            self._rows, self._in_order = None, self._planes[:, :, first : first + len(slots)]
+        else:
+            self._rows = rows
 
 
 class Slots:

@@ -32,7 +32,7 @@ from epp.server.workers.shared_load import SharedLoad
 
 logger = logging.getLogger(__name__)
 
-FEED_INTERVAL_S = 0.01
+FEED_INTERVAL_S = 0.02
 LEARNED_INTERVAL_S = 5.0
 LOOK_INTERVAL_S = 1.0
 START_TIMEOUT_S = 60.0
