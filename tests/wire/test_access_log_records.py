@@ -9,9 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.endings import EndCause
+from epp.wire import access_log_pb2
 from epp.wire.access_log import MAX_ID_CHARACTERS, Record, UnreadableError, read_records, watched_as
 
 FLAGS = [field.name for field in accesslog_pb2.ResponseFlags.DESCRIPTOR.fields if field.message_type is None]
+
+
+def envoys(name):
+    return next(m for d in (als_pb2, accesslog_pb2) if (m := d.DESCRIPTOR.message_types_by_name.get(name)) is not None)
+
+
+def test_every_field_of_the_subset_is_envoys():
+    pairs = [(ours, envoys(ours.name)) for ours in access_log_pb2.DESCRIPTOR.message_types_by_name.values()]
+    pairs += [
+        (nested, theirs.nested_types_by_name[nested.name]) for ours, theirs in pairs for nested in ours.nested_types
+    ]
+    assert len(pairs) == 6
+    for ours, theirs in pairs:
+        for field in ours.fields:
+            other = theirs.fields_by_name[field.name]
+            assert (field.number, field.type, field.is_repeated) == (other.number, other.type, other.is_repeated)
+            if field.message_type is not None:
+                assert field.message_type.name == other.message_type.name
 
 
 def test_a_record_says_how_a_request_ended_and_what_it_took():
