@@ -40,7 +40,7 @@ class Feeds:
         frames = []
         if (change := self._pool.change()) is not None:
             frames.append(packed(Kind.POOL, PARENT, change))
-        if (policies := self._state.policies.current[1]) is not self._told_policies:
+        if (policies := self._state.policies.current[0]) is not self._told_policies:
             self._told_policies = policies
             frames.append(packed(Kind.POLICIES, PARENT, self._policies()))
         if (health := self._health_now()) != self._told_health:
