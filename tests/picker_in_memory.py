@@ -25,6 +25,7 @@ from epp.pool.store import PoolStore
 from epp.scheduling.plugin import LatencyPredictor, Services
 from epp.scheduling.registry import Registry
 from epp.server.access_log.awaiting import AccessLog
+from epp.server.deadlines import Deadlines
 from epp.server.exchange import Exchange, ExchangeOptions
 from epp.server.watching import PaceBudget, Watching
 from epp.wire.conversation import Limits
@@ -102,7 +103,7 @@ class Talk:
     def __init__(self, world: "World", options: ExchangeOptions) -> None:
         self.stream = FakeStream()
         self.exchange = Exchange(
-            self.stream, world.director, options, world.watching, clock=world.clock, call_later=world.clock.call_later
+            self.stream, world.director, options, world.watching, clock=world.clock, deadlines=world.deadlines
         )
         self._replies: list[bytes] = []
 
@@ -159,6 +160,7 @@ class World:
             options=director,
         )
         self._options = ExchangeOptions(limits=Limits(max_request_body_bytes=max_request_body_bytes))
+        self.deadlines = Deadlines(60.0, self.clock, self.clock.call_later)
         counted = self.metrics.access_log
         self.access_log = AccessLog("world", counted, clock=self.clock, call_later=self.clock.call_later)
         self.watching = Watching(self.access_log, counted, PaceBudget(self.clock), lambda: watched_to_the_end)
@@ -226,8 +228,12 @@ class World:
             if sample.name == "llm_d_epp_request_end_total" and sample.value
         }
 
+    def timers_left(self) -> int:
+        """What is still to happen by itself. The timer of deadlines goes on until it finds none."""
+        return self.clock.pending - self.deadlines.armed + len(self.deadlines)
+
     def assert_nothing_is_left(self) -> None:
         assert (self.ledger.open_streams(), any(self.ledger.totals())) == (0, False)
         assert self.held() == [0, 0, 0]
         assert self.count("llm_d_epp_request_running") == 0
-        assert self.clock.pending == 0
+        assert self.timers_left() == 0

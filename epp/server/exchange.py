@@ -10,7 +10,6 @@ that left or a server that broke off, the log is asked which it was.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from epp.director import Arrival, Assignment, Director, Refusal
 from epp.endings import EndCause
@@ -20,6 +19,7 @@ from epp.inference.rewrite import ResponseModelRewriter
 from epp.scheduling.decision import Denial
 from epp.server.access_log.awaiting import Awaited
 from epp.server.access_log.ending import Ending
+from epp.server.deadlines import Deadlines
 from epp.server.transport import Stream
 from epp.server.watching import PACE_EVENTS, ResponseWatch, Watching, WatchOptions
 from epp.wire.conversation import Conversation, Limits
@@ -36,27 +36,36 @@ from epp.wire.events import (
 from epp.wire.names import DROPPED_REASON
 
 
-class Timer(Protocol):
-    def cancel(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ExchangeOptions:
     """
     Attributes:
         limits: of the conversation.
-        request_timeout_s: from the headers of a request to the end of its body. Envoy enforces none of its own in
-            FULL_DUPLEX_STREAMED.
         watch: of the response.
     """
 
     limits: Limits
-    request_timeout_s: float = 60.0
     watch: WatchOptions = field(default_factory=WatchOptions)
 
 
 class Exchange:
     """The owner of one conversation. Lives as long as its stream."""
+
+    __slots__ = (
+        "_assignment",
+        "_awaited",
+        "_broken",
+        "_clock",
+        "_conversation",
+        "_deadlines",
+        "_director",
+        "_may_let_go",
+        "_options",
+        "_received_s",
+        "_stream",
+        "_watch",
+        "_watching",
+    )
 
     def __init__(
         self,
@@ -66,17 +75,18 @@ class Exchange:
         watching: Watching,
         *,
         clock: Callable[[], float],
-        call_later: Callable[[float, Callable[[], None]], Timer],
+        deadlines: Deadlines,
     ) -> None:
+        """`deadlines`: for the time from a request's headers to the end of its body. Envoy enforces none of its own in
+        FULL_DUPLEX_STREAMED."""
         self._stream = stream
         self._director = director
         self._options = options
         self._watching = watching
         self._clock = clock
-        self._call_later = call_later
+        self._deadlines = deadlines
         self._conversation = Conversation(options.limits)
         self._received_s: float | None = None
-        self._deadline: Timer | None = None
         self._assignment: Assignment | None = None
         self._watch: ResponseWatch | None = None
         self._awaited: Awaited | None = None  # Envoy's record of the request, if it promises one
@@ -93,7 +103,7 @@ class Exchange:
             return []
         if self._received_s is None:
             self._received_s = self._clock()
-            self._deadline = self._call_later(self._options.request_timeout_s, self._on_deadline)
+            self._deadlines.set(self, self._received_s)
         assignment = self._assignment
         started_s = 0.0 if assignment is None else self._clock()
         try:
@@ -114,7 +124,7 @@ class Exchange:
         """The stream is over: half-closed by the peer, cancelled, or lost with the connection."""
         for event in self._conversation.closed(broken=self._broken or lost):
             self._on_event(event)
-        self._cancel_deadline()
+        self._deadlines.take_back(self)
         if self._assignment is not None:  # an error may have swallowed the end; otherwise this changes nothing
             self._director.end(self._assignment, EndCause.LOST, Usage())
         if self._awaited is not None:
@@ -138,7 +148,7 @@ class Exchange:
     # --- request ------------------------------------------------------------------------------------------------
 
     def _decide(self, ready: RequestReady) -> list[bytes]:
-        self._cancel_deadline()
+        self._deadlines.take_back(self)
         answer = self._director.decide(
             Arrival(
                 headers=ready.headers.last_values,
@@ -187,7 +197,7 @@ class Exchange:
         return rewrite
 
     def _reject(self, refusal: Refusal) -> list[bytes]:
-        self._cancel_deadline()
+        self._deadlines.take_back(self)
         denial = refusal.denial
         headers = {DROPPED_REASON: denial.reason}
         if denial.retry_after_s is not None:
@@ -201,17 +211,12 @@ class Exchange:
             )
         )
 
-    def _on_deadline(self) -> None:
-        self._deadline = None
-        denial = Denial.too_slow(f"the request body did not arrive within {self._options.request_timeout_s:g} s")
+    def expired(self) -> None:
+        """The deadline of the request has passed."""
+        denial = Denial.too_slow(f"the request body did not arrive within {self._deadlines.after_s:g} s")
         headers = self._conversation.request_headers.last_values
         self._stream.send(self._reject(self._director.refuse(denial, headers)))
         self._stream.finish()
-
-    def _cancel_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
     # --- response -----------------------------------------------------------------------------------------------
 
@@ -268,7 +273,7 @@ class Exchange:
         awaited.let_go(self._ending(assignment, watch, EndCause.LOST, watch.usage()))
 
     def _end(self, cause: EndCause) -> None:
-        self._cancel_deadline()
+        self._deadlines.take_back(self)
         assignment, self._assignment = self._assignment, None
         if assignment is None:
             return

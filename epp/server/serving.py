@@ -15,6 +15,7 @@ from epp.observe.streams import StreamMetrics
 from epp.problem import Problem
 from epp.server.access_log.awaiting import AccessLog
 from epp.server.access_log.service import AccessLogService
+from epp.server.deadlines import Deadlines
 from epp.server.exchange import Exchange, ExchangeOptions
 from epp.server.grpc_transport import GrpcOptions, ext_proc_server
 from epp.server.health import HealthState
@@ -39,27 +40,25 @@ class ExchangeMaker:
     def __init__(self, director: Director, options: ServeOptions, watching: Watching) -> None:
         self._director = director
         self._watching = watching
-        self._options = ExchangeOptions(
-            limits=Limits(max_request_body_bytes=options.max_request_body_bytes),
-            request_timeout_s=options.request_timeout_s,
-        )
+        self._options = ExchangeOptions(limits=Limits(max_request_body_bytes=options.max_request_body_bytes))
+        self._clock = time.monotonic
+        self._deadlines = Deadlines(options.request_timeout_s, self._clock, _call_later)
 
     def __call__(self, stream: Stream) -> Exchange:
-        loop = asyncio.get_running_loop()
         return Exchange(
-            stream, self._director, self._options, self._watching, clock=time.monotonic, call_later=loop.call_later
+            stream, self._director, self._options, self._watching, clock=self._clock, deadlines=self._deadlines
         )
+
+
+def _call_later(delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(delay_s, call)
 
 
 def watching(
     options: ServeOptions, metrics: AccessLogMetrics, clock: Callable[[], float], access_log_tag: str
 ) -> Watching:
     """What exchanges share to learn from responses. `access_log_tag`: see `AccessLog`."""
-
-    def call_later(delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(delay_s, call)
-
-    access_log = AccessLog(access_log_tag, metrics, clock=clock, call_later=call_later)
+    access_log = AccessLog(access_log_tag, metrics, clock=clock, call_later=_call_later)
     chance, ratio = random.Random(options.seed), options.observe_responses_ratio
     return Watching(access_log, metrics, PaceBudget(clock), lambda: chance.random() < ratio)
 

@@ -399,7 +399,7 @@ def test_no_order_of_events_leaves_a_reservation_or_speaks_after_the_end(sane: i
         assert "immediate_response" not in kinds[:-1]
     assert not any(world.ledger.totals())
     assert world.ledger.open_streams() == 0
-    assert world.clock.pending == 0
+    assert world.timers_left() == 0
     assert world.count("llm_d_epp_request_running") == 0
     assert sum(world.ends().values()) - ends_before <= len(begun)
     world.reset_pool()
