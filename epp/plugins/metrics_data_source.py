@@ -16,7 +16,7 @@ class MetricsDataSourceParameters(Parameters):
     ca_cert_path: str = Field("", description="Certificates that the server's is checked against.")
     client_cert_path: str = Field("", description="Our own certificate.")
     client_key_path: str = Field("", description="Its key.")
-    interval: str = Field("", description="Time between two reads, like 50ms; empty: the picker's default.")
+    interval: str = Field("", description="Time between two reads of a busy server, like 50ms; empty: the picker's.")
 
     @field_validator("interval")
     @classmethod
