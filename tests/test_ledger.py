@@ -27,6 +27,15 @@ def test_a_stream_counts_from_reserve_to_release():
     assert ledger.open_streams() == 0
 
 
+def test_it_tells_which_endpoints_of_the_pool_work_for_us():
+    ledger, pool = Ledger(), snapshot("a", "b")
+    ledger.reserve("s1", "ns/b", prefill_tokens=0)
+    ledger.reserve("s2", "ns/gone", prefill_tokens=5)
+    assert set(ledger.endpoints_in_flight(pool)) == {"ns/b"}
+    ledger.release("s1")
+    assert not ledger.endpoints_in_flight(pool)
+
+
 def test_release_counts_once_and_unknown_keys_change_nothing():
     ledger = Ledger()
     ledger.reserve("s1", "ns/a", prefill_tokens=5)
