@@ -10,11 +10,10 @@ All calls are for one thread and none waits. Time is an argument.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import exp, isfinite, log
+from math import exp, inf, isfinite, log
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xgboost
 
 from epp.latency.bias import EndpointBias
@@ -85,6 +84,7 @@ class Predictor:
         self._model: Model | None = None
         self._model_at_s: float | None = None
         self._prior = Prior()
+        self._spread = np.full(0, PRIOR_SPREAD)
         self._bias = {target: EndpointBias(self.options.max_endpoints) for target in Target}
         self._calibration = {target: Calibrator(assumed_score=_ASSUMED_ERROR) for target in Target}
         self._errors = {target: ServedErrors() for target in Target}
@@ -108,7 +108,7 @@ class Predictor:
         by_trees = {} if self._model is None else self._model.predict(features, law)
 
         def estimate(target: Target, trees: BaseEstimate | None, law_ms: FloatArray) -> Estimate:
-            base_ms, spread = trees or (law_ms, np.full(len(law_ms), PRIOR_SPREAD))
+            base_ms, spread = trees or (law_ms, self._prior_spread(len(law_ms)))
             mean_ms = base_ms * self._bias[target].factors_of(situation.endpoint_ids)
             bound_ms = mean_ms
             if quantile is not None and levels is not None:
@@ -130,6 +130,12 @@ class Predictor:
             quantile=quantile,
             model_version=self.model_version,
         )
+
+    def _prior_spread(self, rows: int) -> FloatArray:
+        """The same for all; kept, as it is of one length as a rule. Not to be written to."""
+        if len(self._spread) != rows:
+            self._spread = np.full(rows, PRIOR_SPREAD)
+        return self._spread
 
     def without_prediction(self, situation: Situation) -> Prediction:
         """The features alone, to learn from when there is no time for more: all estimates are NaN."""
@@ -338,11 +344,9 @@ class Predictor:
 
 
 def _is_measurement(sample: Sample) -> bool:
-    features: npt.NDArray[np.float32] = sample.promise.features
-    return (
-        features.shape == (len(FEATURES),)
-        and bool(sample.actual_ms)
-        and isfinite(sample.at_s)
-        and all(isfinite(actual) and actual > 0.0 for actual in sample.actual_ms.values())
-        and all(p.mean_ms > 0.0 and p.base_ms > 0.0 for p in sample.promise.targets.values())
-    )
+    if sample.promise.features.shape != (len(FEATURES),) or not sample.actual_ms or not isfinite(sample.at_s):
+        return False
+    for actual in sample.actual_ms.values():
+        if not 0.0 < actual < inf:
+            return False
+    return all(promised.mean_ms > 0.0 and promised.base_ms > 0.0 for promised in sample.promise.targets.values())

@@ -11,7 +11,7 @@ from epp.inference.request import Request
 from epp.latency.types import Target
 from epp.observe import buckets
 from epp.observe.cardinality import RequestLabels
-from epp.observe.families import Families, Histogram
+from epp.observe.families import Buckets, Families, Histogram, Value
 from epp.observe.legacy import BY_MODEL, Twin
 from epp.observe.predictor import PredictorMetrics
 from epp.observe.scheduling import Observe
@@ -115,11 +115,15 @@ class LatencyMetrics:
 
     def _measure(self, family: Histogram, last: str) -> Observe:
         """Observes a time in `family`, and as the last one of its type."""
+        series: dict[tuple[str, ...], tuple[Buckets, Value]] = {}  # as many as the family has
 
         def observe(seen: Observation, request: Request) -> None:
             by_plugin = self._by_plugin(seen, request)
-            family[by_plugin].observe(seen.value)
-            self._last[*by_plugin, last].set(seen.value)
+            both = series.get(by_plugin)
+            if both is None:
+                both = series[by_plugin] = family[by_plugin], self._last[*by_plugin, last]
+            both[0].observe(seen.value)
+            both[1].set(seen.value)
 
         return observe
 

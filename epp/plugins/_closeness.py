@@ -27,10 +27,13 @@ def closeness(cost_ms: FloatArray, predicted_ms: FloatArray, scale: Scale) -> Fl
     Differences of cost are measured against what the candidate of the lowest cost is predicted to take, so that 1 ms
     never weighs like 1 s. Candidates whose cost is not known (NaN) are not compared and score 1.
     """
-    cheapest = int(np.fmin(cost_ms, np.inf).argmin())
+    cheapest = cost_ms.argmin()
     lowest_ms = float(cost_ms[cheapest])
-    if isnan(lowest_ms):
-        return None
+    if isnan(lowest_ms):  # NaN counts as the lowest
+        cheapest = np.fmin(cost_ms, np.inf).argmin()
+        lowest_ms = float(cost_ms[cheapest])
+        if isnan(lowest_ms):
+            return None
     best_ms = max(float(predicted_ms[cheapest]), MIN_BEST_MS)
     tolerance_ms = max(scale.tolerance_ratio * best_ms, scale.tolerance_ms)
     excess_ms = np.fmax(cost_ms - (lowest_ms + tolerance_ms), 0.0)

@@ -106,7 +106,7 @@ class LatencyScorer(Scorer):
                 return np.round(self._composite(cycle, candidates), 2)
             return llm_d_scores(prediction, candidates.rows, *self._weights, strategy=self._strategy)
         eligible = without_held_back(cycle, candidates, self._slow_start_key)
-        if prediction is None or not prediction.known[eligible.rows].any():
+        if prediction is None or not np.count_nonzero(eligible.take(prediction.known)):
             scores = self._composite(cycle, eligible)
         else:
             scores = self._by_prediction(prediction, eligible)
@@ -118,10 +118,10 @@ class LatencyScorer(Scorer):
 
     def _by_prediction(self, prediction: LatencyPrediction, candidates: Candidates) -> FloatArray:
         rows = candidates.rows
-        known, ok = prediction.known[rows], prediction.ok[rows]
-        all_miss = not ok.any()
+        known, ok = candidates.take(prediction.known), candidates.take(prediction.ok)
+        all_miss = not np.count_nonzero(ok)
         compared = known if all_miss else ok
-        if compared.all():
+        if np.count_nonzero(compared) == len(compared):
             return self._compare(prediction, rows, all_miss)
         scores = np.zeros(len(rows))
         scores[compared] = self._compare(prediction, rows[compared], all_miss)
@@ -143,10 +143,11 @@ class LatencyScorer(Scorer):
         ):
             if by_headroom and not constrained:
                 continue
-            cost_ms = headroom_ms[rows] if by_headroom else predicted_ms[rows]
+            predicted_here_ms = predicted_ms[rows]
+            cost_ms = headroom_ms[rows] if by_headroom else predicted_here_ms
             if all_miss:
                 cost_ms = np.maximum(-cost_ms, 0.0)
-            scores = closeness(cost_ms, predicted_ms[rows], scale)
+            scores = closeness(cost_ms, predicted_here_ms, scale)
             if scores is not None:
                 parts.append(scores)
                 weights.append(weight)

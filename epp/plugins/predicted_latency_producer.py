@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from epp.endings import EndCause
 from epp.latency.types import Prediction, Promise, Sample, Target
 from epp.ledger import Outcome
@@ -45,6 +47,7 @@ from epp.scheduling.plugin import (
 )
 
 _DUMPED_ENDPOINTS = 100
+_TARGETS = tuple(Target)
 _PREDICTED = {target: f"request_predicted_{target}_seconds" for target in Target}
 _SERVED = {target: f"request_served_{target}_seconds" for target in Target}
 
@@ -169,7 +172,7 @@ class PredictedLatencyProducer(
             return "switched off"
         if not opted_in(cycle.request.headers, self._parameters.default_opt_in):
             return "opted out"
-        ready = {target for target in Target if self._predictor.is_ready(target)}
+        ready = {target for target in _TARGETS if self._predictor.is_ready(target)}
         if not ready & {Target.TTFT, Target.E2E}:
             return "not ready"
         published = self._judge(
@@ -183,7 +186,7 @@ class PredictedLatencyProducer(
             waited_ms=cycle.waited_ms,
             requests=load.requests,
         )
-        if not published.known.any():
+        if not np.count_nonzero(published.known):
             return "nothing known"
         cycle.publish(self._prediction_key, published)
         asked.used = True

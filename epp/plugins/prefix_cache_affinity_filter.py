@@ -94,7 +94,8 @@ class PrefixCacheAffinityFilter(Filter):
         if explore > 0 and cycle.rng.random() < explore:
             return candidates
         warm = candidates.take(match.ratio) >= parameters.affinity_threshold
-        if not warm.any() or warm.all() or self._costs_too_much(cycle, candidates, warm):
+        warm_count = np.count_nonzero(warm)
+        if not 0 < warm_count < len(warm) or self._costs_too_much(cycle, candidates, warm):
             return candidates
         return candidates.where(warm)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from epp.plugins._compatibility import CompatibleParameters
@@ -53,14 +54,16 @@ class SloHeadroomTierFilter(Filter):
         prediction, rows = cycle.get(self._key), candidates.rows
         if prediction is None or len(candidates) <= 1:
             return candidates
-        known = prediction.known[rows]
+        known = candidates.take(prediction.known)
         if self._like_llm_d:
             misses = (prediction.ttft_headroom_ms[rows] < 0) | (prediction.tpot_headroom_ms[rows] < 0) | ~known
             meets = ~misses
             if not known.any():
                 return candidates
         else:
-            meets = prediction.ok[rows]
+            meets = candidates.take(prediction.ok)
+            if np.count_nonzero(meets) == len(meets):  # as a rule
+                return candidates
             misses = known & ~meets
         if not meets.any() or not misses.any():
             return candidates

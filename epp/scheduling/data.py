@@ -6,7 +6,7 @@ snapshot, whatever candidates are left: a narrower view reads `array[candidates.
 """
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -81,17 +81,25 @@ class PrefixMatch:
     total_blocks: int
     block_size_tokens: int
     ratio: FloatArray = field(init=False)
+    _uncached: tuple[float, FloatArray] | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ratio", self.match_blocks / max(self.total_blocks, 1))
 
     def uncached_tokens(self, prompt_tokens: float) -> FloatArray:
-        """Tokens of a prompt of this length that each endpoint would have to prefill, never below 0."""
-        return np.maximum(prompt_tokens - self.match_blocks * self.block_size_tokens, 0.0)
+        """Tokens of a prompt of this length that each endpoint would have to prefill, never below 0.
+
+        Kept for those who ask after the first, of one prompt as a rule; not to be written to.
+        """
+        kept = self._uncached
+        if kept is None or kept[0] != prompt_tokens:
+            uncached = np.maximum(prompt_tokens - self.match_blocks * self.block_size_tokens, 0.0)
+            kept = (prompt_tokens, uncached)
+            object.__setattr__(self, "_uncached", kept)
+        return kept[1]
 
 
-@dataclass(frozen=True, slots=True)
-class InFlightLoad:
+class InFlightLoad(NamedTuple):
     """What we ourselves have sent to each endpoint and has not ended; see `epp.ledger.Load`."""
 
     requests: FloatArray
