@@ -11,6 +11,7 @@ class StallingProxy:
     Attributes:
         port: where it listens.
         refuses: new connections are closed at once.
+        stalls: new connections carry nothing, and go on to do so.
     """
 
     def __init__(self, target_port: int) -> None:
@@ -18,6 +19,7 @@ class StallingProxy:
         self._live: set[asyncio.Event] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self.refuses = False
+        self.stalls = False
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -31,7 +33,8 @@ class StallingProxy:
         self.cut()
 
     def stall(self) -> None:
-        """What is open now carries nothing any more, in either direction. New connections work."""
+        """What is open, or is opened until `stalls` is taken back, carries nothing any more, in either direction."""
+        self.stalls = True
         for stalled in self._live:
             stalled.set()
 
@@ -41,9 +44,6 @@ class StallingProxy:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.refuses:
-            writer.transport.abort()
-            return
         stalled = asyncio.Event()
         try:
             there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
@@ -51,10 +51,13 @@ class StallingProxy:
             writer.transport.abort()
             return
         writers = {writer, there_writer}
+        if self.stalls:
+            stalled.set()
         self._live.add(stalled)
         self._writers |= writers
         try:
-            await asyncio.gather(_pump(reader, there_writer, stalled), _pump(there_reader, writer, stalled))
+            if not self.refuses:
+                await asyncio.gather(_pump(reader, there_writer, stalled), _pump(there_reader, writer, stalled))
         finally:
             self._live.discard(stalled)
             self._writers -= writers

@@ -76,6 +76,7 @@ class Followed:
 
     def __init__(self, options: KubeOptions, client: KubeClient, timings: ReflectorTimings) -> None:
         self.errors: list[tuple[str, str]] = []
+        self.also_on_error: Callable[[str, str], None] = lambda resource, kind: None
         self.store = PoolStore()
         self.discovery = KubeDiscovery(
             options,
@@ -83,9 +84,13 @@ class Followed:
             self.store,
             clock=time.monotonic,
             rng=random.Random(1),
-            on_error=lambda *error: self.errors.append(error),
+            on_error=self._on_error,
             timings=timings,
         )
+
+    def _on_error(self, resource: str, kind: str) -> None:
+        self.errors.append((resource, kind))
+        self.also_on_error(resource, kind)
 
     def addresses(self) -> dict[str, str]:
         return {endpoint.id: endpoint.address for endpoint in self.store.snapshot().endpoints}
@@ -142,9 +147,15 @@ async def test_a_watch_that_falls_silent_is_noticed_and_healed(
         options = KubeOptions(PoolByName("p"), namespace)
         async with following(api_server, options, kubeconfig=tmp_path / "k") as followed:
             await until(followed.addresses, lambda said: len(said) == 3)
+
+            def works_again(resource: str, kind: str) -> None:
+                proxy.stalls = proxy.stalls and (resource, kind) != ("pods", "stalled")
+
+            followed.also_on_error = works_again
             proxy.stall()
             await cluster.delete(PODS, namespace, "pod-0")
             await cluster.patch(PODS, namespace, "pod-1", status("10.0.0.2", ready=False), status=True)
+            assert len(followed.addresses()) == 3
             await until(followed.addresses, lambda said: said == {f"{namespace}/pod-2-rank-0": "10.0.0.3:8000"})
             assert ("pods", "stalled") in followed.errors
 
@@ -179,7 +190,7 @@ async def test_a_killed_api_server_and_a_forgotten_history(
             await until(followed.addresses, lambda said: said == wanted)
             await until(lambda: followed.discovery.age_s, lambda age_s: age_s is not None and age_s < 1)
             assert ("pods", "expired") in followed.errors
-            assert followed.discovery.state()["problems"] == []
+            await until(lambda: followed.discovery.state()["problems"], lambda said: said == [])
 
 
 async def test_a_pool_that_goes_and_comes_back(api_server: ApiServer, cluster: Cluster, namespace: str) -> None:
