@@ -158,6 +158,13 @@ class Connection(asyncio.Protocol):
         assert stream.status is not None
         return messages, stream.status
 
+    async def room(self) -> None:
+        """Wait until another stream may be opened. Raises TimeoutError if the peer allows none in time."""
+        async with asyncio.timeout(self._timeout_s):
+            while self._h2.open_outbound_streams >= self._h2.remote_settings.max_concurrent_streams:
+                self._window.clear()
+                await self._window.wait()
+
     async def write(self, stream_id: int, data: bytes) -> None:
         view = memoryview(data)
         while view and self._is_open(stream_id):

@@ -112,6 +112,7 @@ class Envoy:
     ) -> AsyncIterator["Stream"]:
         """An open stream for an exchange, to be driven by hand. It is reset at the end if it is still open."""
         encoding = "gzip" if manner.compress else None
+        await self.connection.room()
         grpc = self.connection.stream(METHOD, encoding=encoding)
         record = self._recorder.stream() if self._recorder is not None else None
         stream = Stream(

@@ -70,9 +70,10 @@ class Connection:
 
     def _greet(self) -> None:
         options = self._options
+        self._asks_for_few = options.envoys_streams is not None
         settings = {
             frames.HEADER_TABLE_SIZE: 0,
-            frames.MAX_CONCURRENT_STREAMS: options.advertised_streams or options.max_concurrent_streams,
+            frames.MAX_CONCURRENT_STREAMS: options.envoys_streams or options.max_concurrent_streams,
             frames.INITIAL_WINDOW_SIZE: options.stream_window_bytes,
             frames.MAX_FRAME_SIZE: options.max_frame_bytes,
             frames.MAX_HEADER_LIST_SIZE: options.max_header_bytes,
@@ -241,6 +242,10 @@ class Connection:
             call = self._headers.call(block)
             if self._final:
                 raise StreamFault(ErrorCode.REFUSED_STREAM)
+            if self._asks_for_few and not call.is_envoys:
+                self._asks_for_few = False
+                allowed = {frames.MAX_CONCURRENT_STREAMS: self._options.max_concurrent_streams}
+                self._sender.out.append(frames.settings_frame(allowed))
             self._calls.open(stream_id, call, half_closed=bool(flags & frames.END_STREAM))
 
     def _on_priority(self, flags: int, stream_id: int, payload: bytes) -> None:

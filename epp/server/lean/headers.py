@@ -38,12 +38,14 @@ class Call:
         path: `/service/method`.
         timeout_s: how long the caller waits; `None`: for ever.
         encoding: of messages that are flagged as compressed.
+        is_envoys: Envoy calls; it opens another connection when it has as many streams on one as it may.
         refusal: the block that answers a call which cannot be served, and ends it; `None` if it can.
     """
 
     path: bytes
     timeout_s: float | None
     encoding: bytes
+    is_envoys: bool
     refusal: bytes | None
 
 
@@ -100,7 +102,8 @@ def parse_call(headers: HeaderList) -> Call:
             refusal = trailers_only(Status.INTERNAL, "malformed grpc-timeout")
         else:
             timeout_s = int(match[1]) * _UNIT_S[match[2]]
-    return Call(values[b":path"], timeout_s, encoding, refusal)
+    is_envoys = b"x-envoy-internal" in values or values.get(b"user-agent", b"").startswith(b"Envoy")
+    return Call(values[b":path"], timeout_s, encoding, is_envoys, refusal)
 
 
 def _checked(headers: HeaderList) -> dict[bytes, bytes]:

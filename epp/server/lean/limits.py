@@ -13,9 +13,9 @@ class LeanOptions:
         max_receive_bytes: largest message taken; beyond it the stream ends with RESOURCE_EXHAUSTED. One message may
             hold a whole buffered body.
         max_concurrent_streams: per connection; a stream beyond it is refused. Envoy opens more connections instead.
-        advertised_streams: per connection, what the peer is asked to keep to; `None`: the bound itself. A lower number
-            makes Envoy open more connections, which several processes can share. A burst from before it has heard of it
-            is still taken.
+        envoys_streams: per connection, what Envoy is asked to keep to; `None`: the bound itself. A lower number makes
+            it open more connections, which several processes can share. What it sends before it has heard of that is
+            still taken. Another peer might wait instead, so as soon as one shows itself it is told the bound.
         max_connections: one more is closed at once, so that idle peers cannot use up the file descriptors.
         max_frame_bytes: largest frame taken, and written. 64 KiB holds most bodies' chunks in one piece; larger ones
             gain nothing and make other streams wait.
@@ -43,7 +43,7 @@ class LeanOptions:
 
     max_receive_bytes: int = 32 * 2**20
     max_concurrent_streams: int = 10_000
-    advertised_streams: int | None = None
+    envoys_streams: int | None = None
     max_connections: int = 4_096
     max_frame_bytes: int = 64 * 2**10
     connection_window_bytes: int = 16 * 2**20

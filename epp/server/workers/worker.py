@@ -46,7 +46,7 @@ from epp.server.workers.shared_load import SharedLoad
 
 logger = logging.getLogger(__name__)
 
-ADVERTISED_STREAMS = 16
+ENVOYS_STREAMS = 16
 """Per connection. Envoy fills one before it opens the next, so this is also how unevenly workers may be loaded."""
 COUNT_INTERVAL_S = 1.0
 SAMPLE_PAUSE_S = 0.05
@@ -116,7 +116,7 @@ class Worker:
             state.metrics.streams,
             access_logs=self._access_logs,
             tls=None if certificate is None else tls_context(certificate),
-            options=LeanOptions(max_receive_bytes=options.max_message_bytes, advertised_streams=ADVERTISED_STREAMS),
+            options=LeanOptions(max_receive_bytes=options.max_message_bytes, envoys_streams=ENVOYS_STREAMS),
             on_connections=partial(self._channel.send, Kind.CONNECTIONS),
         )
 
