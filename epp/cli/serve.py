@@ -71,9 +71,10 @@ def add_serve(commands: Any) -> None:
     ports.add_argument("--grpc-socket", metavar="PATH", help="serve ext_proc on this Unix socket too, plaintext")
     ports.add_argument(
         "--transport",
-        choices=["grpc", "lean"],
+        choices=["lean", "grpc"],
         default=d.transport,
-        help="who serves ext_proc: grpc.aio, or our own HTTP/2 server for this one method (default %(default)s)",
+        help="who serves ext_proc: our own HTTP/2 server for this one method, or grpc.aio, at many times its cost "
+        "(default %(default)s)",
     )
     ports.add_argument(
         "--workers",

@@ -16,7 +16,7 @@ class ServeOptions:
         kube: the pool is what an API server says; by an InferencePool's name this yields to a discovery plugin.
         host: address that all ports bind to; `None` is every interface, IPv4 and IPv6.
         grpc_port, grpc_health_port, metrics_port: 0 takes any free port.
-        transport: who serves ext_proc: `grpc` (grpc.aio) or `lean` (our own HTTP/2 server for this one method).
+        transport: who serves ext_proc: `lean` (our own HTTP/2 server for this one method) or `grpc` (grpc.aio).
         workers: processes that serve ext_proc; 1: this one does.
         grpc_socket: path of a Unix socket that serves ext_proc too.
         cert_path: directory with `tls.crt` and `tls.key`; `None` makes a self-signed certificate at each start.
@@ -48,7 +48,7 @@ class ServeOptions:
     grpc_port: int = 9002
     grpc_health_port: int = 9003
     metrics_port: int = 9090
-    transport: str = "grpc"
+    transport: str = "lean"
     workers: int = 1
     grpc_socket: str | None = None
     secure_serving: bool = True

@@ -70,8 +70,8 @@ async def test_a_picker_of_two_that_is_killed_costs_no_request_and_is_avoided_at
 @pytest.mark.parametrize(
     ("bootstrap", "flags"),
     [
-        ("recommended", ["--transport", "lean"]),
-        ("gateway", []),
+        ("recommended", []),
+        ("gateway", ["--transport", "grpc"]),
         ("recommended", ["--config-text", PREDICTED_LATENCY_CONFIG]),
     ],
     ids=["lean", "grpc", "predicted latency"],
