@@ -17,6 +17,8 @@
 
 #define BILLION 1000000000LL
 
+typedef unsigned long long u64;
+
 static void die(const char *what) {
     fprintf(stderr, "%s%s%s\n", what, errno ? ": " : "", errno ? strerror(errno) : "");
     exit(1);
@@ -55,7 +57,8 @@ static void read_options(int argc, char **argv, const struct option_of *known) {
     for (int i = 1; i < argc; i++) {
         char *value = strchr(argv[i], '=');
         const struct option_of *o = known;
-        while (value && o->name && (strlen(o->name) != (size_t)(value - argv[i]) || strncmp(o->name, argv[i], value - argv[i]))) o++;
+        size_t bytes = value ? (size_t)(value - argv[i]) : 0;
+        while (value && o->name && (strlen(o->name) != bytes || memcmp(o->name, argv[i], bytes))) o++;
         errno = 0;
         if (!value || !o->name) {
             fprintf(stderr, "no such option: %s; there are:", argv[i]);
@@ -83,6 +86,12 @@ static void open_polling(void) {
     watch(timer, EPOLL_CTL_ADD, EPOLLIN, &timer);
 }
 
+/* Whether an event is the timer's, which is then ready for the next time. */
+static bool is_timer(const void *tag) {
+    uint64_t fired;
+    return tag == &timer && read(timer, &fired, sizeof fired) != 0;
+}
+
 /* Wake up at this time, or never for INT64_MAX. */
 static void wake_at(int64_t at_ns) {
     static int64_t armed = -1;
@@ -96,7 +105,7 @@ static void wake_at(int64_t at_ns) {
     if (timerfd_settime(timer, TFD_TIMER_ABSTIME, &spec, NULL)) die("timerfd_settime");
 }
 
-/* --- an HTTP/1.1 message, read as its bytes come: a request or a response, with a length, in chunks, or to the end --- */
+/* --- an HTTP/1.1 message, read as its bytes come: a request or a response; with a length, in chunks, to the end --- */
 
 enum http_state { HEAD, LENGTH, CHUNK_SIZE, CHUNK_DATA, CHUNK_END, TRAILER, UNTIL_CLOSE, DONE, BROKEN };
 
@@ -106,7 +115,7 @@ struct http {
     size_t head_bytes;
     char line[256]; /* a chunk's size, or a trailer */
     size_t line_bytes;
-    uint64_t left, chunks, body_bytes;
+    u64 left, chunks, body_bytes;
 };
 
 typedef void http_sink(void *owner, const char *data, size_t bytes);

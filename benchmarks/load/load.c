@@ -30,13 +30,13 @@ struct conn {
 };
 
 static const char *host = "127.0.0.1", *model = "bench", *headers = "";
-static double port, connections = 1, seconds = 1, warmup_s = 0, drain_s = 5, rate = 0, ramp_s = 0, limit = 0, interval_us = 0;
-static double body_bytes = 1024, shared_bytes = 0, groups = 0, max_tokens = 100, streamed = 1;
+static double port, connections = 1, seconds = 1, warmup_s = 0, drain_s = 5, rate = 0, ramp_s = 0, limit = 0;
+static double body_bytes = 1024, shared_bytes = 0, groups = 0, max_tokens = 100, streamed = 1, interval_us = 0;
 
 static struct conn *conns;
 static size_t request_bytes, group_at, own_at;
 static char *request_text;
-static uint64_t started, completed, errors, reconnects, chunks, bytes;
+static u64 started, completed, errors, chunks, bytes;
 static const char *last_error = "";
 static uint32_t *total_us, *first_us;
 static size_t samples, room;
@@ -46,21 +46,31 @@ static bool measuring;
 
 static void make_request(void) {
     size_t room_bytes = (size_t)body_bytes + 4096;
-    char *head = grown(NULL, room_bytes), *to = request_text = grown(NULL, room_bytes);
-    char more[1024] = "";
-    for (const char *at = headers; *at; at += strcspn(at, ";"), at += *at == ';')
-        snprintf(more + strlen(more), sizeof more - strlen(more), "%.*s\r\n", (int)strcspn(at, ";"), at);
+    char *to = request_text = grown(NULL, room_bytes);
+    char more[1024];
+    size_t more_bytes = 0;
+    for (const char *at = headers; *at && more_bytes < sizeof more - 3; at++) {
+        if (*at == ';') memcpy(more + more_bytes, "\r\n", 2), more_bytes += 2;
+        else more[more_bytes++] = *at;
+    }
+    strcpy(more + more_bytes, more_bytes ? "\r\n" : "");
     const char *get = "GET /v1/models HTTP/1.1\r\nhost: bench\r\nuser-agent: load\r\naccept: */*\r\n%s\r\n";
-    const char *post = "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nuser-agent: load\r\naccept: */*\r\ncontent-type: application/json\r\n"
-                       "authorization: Bearer 0123456789abcdef0123456789abcdef\r\ncontent-length: %zu\r\n%s\r\n";
+    const char *post = "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nuser-agent: load\r\naccept: */*\r\n"
+                       "content-type: application/json\r\nauthorization: Bearer 0123456789abcdef0123456789abcdef\r\n"
+                       "content-length: %zu\r\n%s\r\n";
     if (body_bytes == 0) {
         request_bytes = sprintf(to, get, more);
         return;
     }
-    int n = sprintf(head, "{\"model\":\"%s\",\"user\":\"interval_us=%d\",\"max_tokens\":%d,\"stream\":%s,%s\"messages\":[{\"role\":\"user\",\"content\":\"", model, (int)interval_us, (int)max_tokens,
-                    streamed ? "true" : "false", streamed ? "\"stream_options\":{\"include_usage\":true}," : "");
+    const char *start = "{\"model\":\"%s\",\"user\":\"interval_us=%d\",\"max_tokens\":%d,\"stream\":%s,"
+                        "\"messages\":[{\"role\":\"user\",\"content\":\"";
+    const char *kind = streamed ? "true,\"stream_options\":{\"include_usage\":true}" : "false";
+    char head[2048];
+    size_t n = snprintf(head, sizeof head, start, model, (int)interval_us, (int)max_tokens, kind);
+    if (n >= sizeof head) errno = 0, die("model= is too long");
     const char *tail = "\"}]}";
-    size_t least = n + 2 * HEX + strlen(tail), size = body_bytes < least ? least : (size_t)body_bytes, text = size - n - strlen(tail);
+    size_t least = n + 2 * HEX + strlen(tail), size = body_bytes < least ? least : (size_t)body_bytes;
+    size_t text = size - n - strlen(tail);
     to += sprintf(to, post, size, more);
     memcpy(to, head, n);
     to += n;
@@ -74,10 +84,9 @@ static void make_request(void) {
     own_at = group_at + HEX + (shared_bytes > text - 2 * HEX ? text - 2 * HEX : (size_t)shared_bytes);
     memcpy(to + text, tail, strlen(tail));
     request_bytes = to + text + strlen(tail) - request_text;
-    free(head);
 }
 
-static void write_hex(char *to, uint64_t value) {
+static void write_hex(char *to, u64 value) {
     for (int i = HEX - 1; i >= 0; i--, value >>= 4) to[i] = "0123456789abcdef"[value & 15];
 }
 
@@ -105,8 +114,8 @@ static void open_conn(struct conn *c) {
 static void start(struct conn *c, int64_t from_ns) {
     if (!c->request) c->request = memcpy(grown(NULL, request_bytes), request_text, request_bytes);
     if (own_at) {
-        uint64_t own = (uint64_t)getpid() << 40 | started;
-        write_hex(c->request + group_at, groups ? started % (uint64_t)groups : own);
+        u64 own = (u64)getpid() << 40 | started;
+        write_hex(c->request + group_at, groups ? started % (u64)groups : own);
         write_hex(c->request + own_at, own);
     }
     started++;
@@ -123,7 +132,7 @@ static void fail(struct conn *c, const char *why) {
     if (c->busy) {
         last_error = why;
         if (++errors >= MAX_ERRORS) errno = 0, fprintf(stderr, "%d requests failed, the last: ", MAX_ERRORS), die(why);
-    } else reconnects++;
+    }
     if (c->fd >= 0) close(c->fd);
     c->fd = -1;
     c->busy = false;
@@ -158,7 +167,7 @@ static void on_readable(struct conn *c) {
         return fail(c, n ? "the connection broke" : "the connection was closed before the end of the answer");
     }
     if (!c->busy) return fail(c, "an answer to no request");
-    uint64_t chunks_before = c->response.chunks;
+    u64 chunks_before = c->response.chunks;
     size_t taken = http_feed(&c->response, data, n, true, NULL, NULL);
     chunks += c->response.chunks - chunks_before;
     bytes += n;
@@ -188,9 +197,26 @@ static void print_latencies(const char *name, uint32_t *us) {
     }
 }
 
+/* A line of JSON without its end. */
+static void begin_line(const char *name, double at_s) {
+    const char *line = "{\"mark\": \"%s\", \"at_s\": %.6f, \"started\": %llu, \"completed\": %llu, \"errors\": %llu, "
+                       "\"chunks\": %llu, \"bytes\": %llu";
+    printf(line, name, at_s, started, completed, errors, chunks, bytes);
+}
+
 static void mark(const char *name, int64_t now) {
-    printf("{\"mark\": \"%s\", \"at_s\": %.6f, \"completed\": %llu, \"errors\": %llu, \"chunks\": %llu, \"bytes\": %llu}\n", name, now / 1e9,
-           (unsigned long long)completed, (unsigned long long)errors, (unsigned long long)chunks, (unsigned long long)bytes);
+    begin_line(name, now / 1e9);
+    printf("}\n");
+}
+
+static void print_result(void) {
+    u64 unfinished = 0;
+    for (int i = 0; i < (int)connections; i++) unfinished += conns[i].busy;
+    begin_line("result", now_ns() / 1e9);
+    printf(", \"last_error\": \"%s\", \"unfinished\": %llu, \"samples\": %zu", last_error, unfinished, samples);
+    print_latencies("total", total_us);
+    print_latencies("first", first_us);
+    printf("}\n");
 }
 
 static struct conn *idle_conn(void) { /* the longest idle, in turn */
@@ -204,13 +230,29 @@ static struct conn *idle_conn(void) { /* the longest idle, in turn */
 
 int main(int argc, char **argv) {
     const struct option_of known[] = {
-        {"host", NULL, &host}, {"port", &port, NULL}, {"model", NULL, &model}, {"headers", NULL, &headers}, {"connections", &connections, NULL},
-        {"seconds", &seconds, NULL}, {"warmup_s", &warmup_s, NULL}, {"drain_s", &drain_s, NULL}, {"rate", &rate, NULL}, {"ramp_s", &ramp_s, NULL},
-        {"requests", &limit, NULL}, {"interval_us", &interval_us, NULL}, {"body_bytes", &body_bytes, NULL}, {"shared_bytes", &shared_bytes, NULL}, {"groups", &groups, NULL},
-        {"max_tokens", &max_tokens, NULL}, {"stream", &streamed, NULL}, {0}};
+        {"host", NULL, &host},
+        {"port", &port, NULL},
+        {"connections", &connections, NULL},
+        {"seconds", &seconds, NULL},
+        {"warmup_s", &warmup_s, NULL},
+        {"drain_s", &drain_s, NULL},
+        {"rate", &rate, NULL},
+        {"ramp_s", &ramp_s, NULL},
+        {"requests", &limit, NULL},
+        {"body_bytes", &body_bytes, NULL},
+        {"shared_bytes", &shared_bytes, NULL},
+        {"groups", &groups, NULL},
+        {"model", NULL, &model},
+        {"max_tokens", &max_tokens, NULL},
+        {"stream", &streamed, NULL},
+        {"interval_us", &interval_us, NULL},
+        {"headers", NULL, &headers},
+        {0},
+    };
     start_up();
     read_options(argc, argv, known);
-    if (connections < 1 || connections > 100000 || body_bytes > 1 << 30) errno = 0, die("connections= or body_bytes= is out of range");
+    errno = 0;
+    if (connections < 1 || connections > 100000 || body_bytes > 1 << 30) die("connections= or body_bytes= out of range");
     open_polling();
     make_request();
     conns = grown(NULL, (size_t)connections * sizeof *conns);
@@ -218,7 +260,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < (int)connections; i++) conns[i].fd = -1;
 
     int64_t zero = now_ns(), begin = zero + warmup_s * 1e9, end = begin + seconds * 1e9, last = end + drain_s * 1e9;
-    uint64_t scheduled = 0; /* open loop: requests due so far; closed loop: connections that have begun */
+    u64 scheduled = 0; /* open loop: requests due so far; closed loop: connections that have begun */
     double step_ns = rate ? 1e9 / rate : ramp_s * 1e9 / connections;
     bool ended = false;
     for (;;) {
@@ -245,7 +287,7 @@ int main(int argc, char **argv) {
         int n = epoll_wait(polled, events, 256, -1);
         for (int i = 0; i < n; i++) {
             struct conn *c = events[i].data.ptr;
-            if (events[i].data.ptr == &timer) { uint64_t fired; if (read(timer, &fired, sizeof fired)) {} continue; }
+            if (is_timer(c)) continue;
             if (c->fd >= 0 && events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) on_readable(c);
             if (c->fd >= 0 && events[i].events & EPOLLOUT) send_more(c);
         }
@@ -253,12 +295,5 @@ int main(int argc, char **argv) {
         for (int i = 0; !rate && i < (int)scheduled && now < end && !(limit && started >= limit); i++)
             if (!conns[i].busy) start(&conns[i], now);
     }
-    uint64_t unfinished = 0;
-    for (int i = 0; i < (int)connections; i++) unfinished += conns[i].busy;
-    printf("{\"mark\": \"result\", \"seconds\": %.6f, \"started\": %llu, \"completed\": %llu, \"errors\": %llu, \"last_error\": \"%s\", \"unfinished\": %llu, \"reconnects\": %llu, \"chunks\": %llu, \"bytes\": %llu, \"samples\": %zu",
-           (now_ns() - zero) / 1e9, (unsigned long long)started, (unsigned long long)completed, (unsigned long long)errors, last_error,
-           (unsigned long long)unfinished, (unsigned long long)reconnects, (unsigned long long)chunks, (unsigned long long)bytes, samples);
-    print_latencies("total", total_us);
-    print_latencies("first", first_us);
-    printf("}\n");
+    print_result();
 }

@@ -16,6 +16,8 @@
 #define MAX_BODY (64 << 20)
 #define OUT_BYTES 65536
 #define EVENT_BYTES 512
+#define USAGE "{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu}"
+#define USAGE_OF(c) (c)->prompt_tokens, (c)->tokens, (c)->prompt_tokens + (c)->tokens
 
 struct conn {
     int fd;
@@ -25,7 +27,7 @@ struct conn {
     char *out; /* what is still to be written */
     size_t out_bytes, out_at, out_room;
     uint32_t *running;
-    uint64_t tokens, sent, prompt_tokens, id;
+    u64 tokens, sent, prompt_tokens, id;
     int64_t next_ns, interval_ns; /* of the next event; between events */
     bool answering, blocked, closing;
     struct conn *previous, *next; /* among those that stream */
@@ -35,7 +37,7 @@ static double port = 0, first_gap_us = 20000, interval_us = 0;
 static const char *model = "bench";
 static struct conn streaming = {.previous = &streaming, .next = &streaming}, *closed;
 static uint32_t running_at[65536];
-static uint64_t served, prompt_tokens_total, generation_tokens_total;
+static u64 served, prompt_tokens_total, generation_tokens_total;
 static int listener;
 
 static void leave_streaming(struct conn *c) {
@@ -72,7 +74,8 @@ static char *room_for(struct conn *c, size_t bytes) {
 
 static void say(struct conn *c, const char *status, const char *type, const char *body, size_t bytes) {
     char *to = room_for(c, 256 + bytes);
-    int head = sprintf(to, "HTTP/1.1 %s\r\ncontent-type: %s\r\nserver: uvicorn\r\ncontent-length: %zu\r\n\r\n", status, type, bytes);
+    const char *start = "HTTP/1.1 %s\r\ncontent-type: %s\r\nserver: uvicorn\r\ncontent-length: %zu\r\n\r\n";
+    int head = sprintf(to, start, status, type, bytes);
     memcpy(to + head, body, bytes);
     c->out_bytes += head + bytes;
 }
@@ -104,13 +107,12 @@ static void finish_answer(struct conn *c) {
 static void add_event(struct conn *c) {
     char event[EVENT_BYTES];
     char *to = room_for(c, EVENT_BYTES + 16);
-    const char *begin = "data: {\"id\":\"chatcmpl-%016llx\",\"object\":\"chat.completion.chunk\",\"created\":1760000000,\"model\":\"%s\",\"choices\":[";
-    int n = sprintf(event, begin, (unsigned long long)c->id, model);
-    if (c->sent < c->tokens)
-        n += sprintf(event + n, "{\"index\":0,\"delta\":{\"content\":\" token\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
-    else
-        n += sprintf(event + n, "],\"usage\":{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu}}\n\ndata: [DONE]\n\n",
-                     (unsigned long long)c->prompt_tokens, (unsigned long long)c->tokens, (unsigned long long)(c->prompt_tokens + c->tokens));
+    const char *begin = "data: {\"id\":\"chatcmpl-%016llx\",\"object\":\"chat.completion.chunk\",\"created\":1760000000,"
+                        "\"model\":\"%s\",\"choices\":[";
+    const char *token = "{\"index\":0,\"delta\":{\"content\":\" token\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n";
+    int n = sprintf(event, begin, c->id, model);
+    if (c->sent < c->tokens) n += sprintf(event + n, "%s", token);
+    else n += sprintf(event + n, "],\"usage\":" USAGE "}\n\ndata: [DONE]\n\n", USAGE_OF(c));
     int size = sprintf(to, "%x\r\n", n);
     memcpy(to + size, event, n);
     memcpy(to + size + n, "\r\n", 2);
@@ -123,7 +125,8 @@ static void stream(struct conn *c, int64_t now) {
     while (c->answering && c->sent <= c->tokens && c->next_ns <= now) {
         bool first = c->sent == 0;
         add_event(c);
-        while (!first && c->interval_ns == 0 && c->sent <= c->tokens && c->out_bytes < OUT_BYTES - EVENT_BYTES) add_event(c);
+        bool at_once = !first && c->interval_ns == 0;
+        while (at_once && c->sent <= c->tokens && c->out_bytes < OUT_BYTES - EVENT_BYTES) add_event(c);
         /* With the tail goes the last token, as from vLLM. */
         c->next_ns = first ? now + first_gap_us * 1e3 : c->sent == c->tokens ? 0 : c->next_ns + c->interval_ns;
         if (!flush_out(c)) return;
@@ -137,7 +140,8 @@ static double number_of(const struct conn *c, const char *key, double missing) {
 }
 
 static void complete(struct conn *c, int64_t now) {
-    bool streamed = memmem(c->body, c->body_bytes, "\"stream\":true", 13) || memmem(c->body, c->body_bytes, "\"stream\": true", 14);
+    bool streamed = memmem(c->body, c->body_bytes, "\"stream\":true", 13) ||
+                    memmem(c->body, c->body_bytes, "\"stream\": true", 14);
     c->tokens = number_of(c, "\"max_tokens\":", number_of(c, "\"max_completion_tokens\":", 16));
     if (c->tokens < 1 || c->tokens > 1000000) c->tokens = 16;
     c->prompt_tokens = c->body_bytes / 4 + 1;
@@ -145,7 +149,9 @@ static void complete(struct conn *c, int64_t now) {
     c->interval_ns = number_of(c, "\"interval_us=", interval_us) * 1e3;
     c->sent = 0;
     if (streamed) {
-        c->out_bytes += sprintf(room_for(c, 256), "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nserver: uvicorn\r\ntransfer-encoding: chunked\r\n\r\n");
+        const char *head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nserver: uvicorn\r\n"
+                           "transfer-encoding: chunked\r\n\r\n";
+        c->out_bytes += sprintf(room_for(c, 256), "%s", head);
         c->next_ns = now;
         c->next = &streaming;
         c->previous = streaming.previous;
@@ -154,10 +160,11 @@ static void complete(struct conn *c, int64_t now) {
         return;
     }
     char *text = grown(NULL, 1024 + 6 * c->tokens);
-    int n = sprintf(text, "{\"id\":\"chatcmpl-%llu\",\"object\":\"chat.completion\",\"created\":1760000000,\"model\":\"%s\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"", (unsigned long long)c->id, model);
-    for (uint64_t i = 0; i < c->tokens; i++) n += sprintf(text + n, " token");
-    n += sprintf(text + n, "\"},\"logprobs\":null,\"finish_reason\":\"length\"}],\"usage\":{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu}}",
-                 (unsigned long long)c->prompt_tokens, (unsigned long long)c->tokens, (unsigned long long)(c->prompt_tokens + c->tokens));
+    const char *begin = "{\"id\":\"chatcmpl-%016llx\",\"object\":\"chat.completion\",\"created\":1760000000,\"model\":\"%s\","
+                        "\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"";
+    int n = sprintf(text, begin, c->id, model);
+    for (u64 i = 0; i < c->tokens; i++) n += sprintf(text + n, " token");
+    n += sprintf(text + n, "\"},\"logprobs\":null,\"finish_reason\":\"length\"}],\"usage\":" USAGE "}", USAGE_OF(c));
     say(c, "200 OK", "application/json", text, n);
     free(text);
     finish_answer(c);
@@ -174,7 +181,8 @@ static void metrics_page(struct conn *c) {
     n += sprintf(text + n, gauge, "kv_cache_usage_perc", "kv_cache_usage_perc", model, running < 500 ? running / 500 : 1);
     n += sprintf(text + n, counter, "prompt_tokens", "prompt_tokens", model, (double)prompt_tokens_total);
     n += sprintf(text + n, counter, "generation_tokens", "generation_tokens", model, (double)generation_tokens_total);
-    n += sprintf(text + n, "# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"8192\",engine=\"0\"} 1.0\n");
+    n += sprintf(text + n, "# TYPE vllm:cache_config_info gauge\n"
+                           "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"8192\",engine=\"0\"} 1.0\n");
     say(c, "200 OK", "text/plain; version=0.0.4; charset=utf-8", text, n);
 }
 
@@ -184,19 +192,27 @@ static void other_page(struct conn *c) {
     path = path ? path + 1 : "";
     if (!strncmp(path, "/metrics ", 9)) return metrics_page(c);
     if (!strncmp(path, "/v1/models ", 11)) {
-        int n = sprintf(text, "{\"object\":\"list\",\"data\":[{\"id\":\"%s\",\"object\":\"model\",\"created\":1760000000,\"owned_by\":\"vllm\",\"root\":\"%s\",\"max_model_len\":1000000}]}", model, model);
+        const char *models = "{\"object\":\"list\",\"data\":[{\"id\":\"%s\",\"object\":\"model\",\"created\":1760000000,"
+                             "\"owned_by\":\"vllm\",\"root\":\"%s\",\"max_model_len\":1000000}]}";
+        int n = sprintf(text, models, model, model);
         say(c, "200 OK", "application/json", text, n);
     } else if (strstr(path, "_info ")) { /* what routers of the SGLang family ask a worker first */
-        int n = sprintf(text, "{\"model_path\":\"%s\",\"model_id\":\"%s\",\"served_model_name\":\"%s\",\"tokenizer_path\":\"\",\"is_generation\":true,\"version\":\"0\"}", model, model, model);
+        const char *info = "{\"model_path\":\"%s\",\"model_id\":\"%s\",\"served_model_name\":\"%s\",\"tokenizer_path\":\"\","
+                           "\"is_generation\":true,\"version\":\"0\"}";
+        int n = sprintf(text, info, model, model, model);
         say(c, "200 OK", "application/json", text, n);
-    } else if (!strncmp(path, "/health", 7) || !strncmp(path, "/version ", 9)) say(c, "200 OK", "application/json", "{\"version\":\"0.11.0\"}", 20);
-    else say(c, "404 Not Found", "application/json", "{}", 2);
+    } else if (!strncmp(path, "/health", 7) || !strncmp(path, "/version ", 9)) {
+        say(c, "200 OK", "application/json", "{\"version\":\"0.11.0\"}", 20);
+    } else say(c, "404 Not Found", "application/json", "{}", 2);
 }
 
 static void collect(void *owner, const char *data, size_t bytes) {
     struct conn *c = owner;
     if (c->body_bytes + bytes > MAX_BODY) { c->closing = true; return; }
-    if (c->body_bytes + bytes + 1 > c->body_room) c->body = grown(c->body, c->body_room = 2 * (c->body_bytes + bytes) + 4096);
+    if (c->body_bytes + bytes + 1 > c->body_room) {
+        c->body_room = 2 * (c->body_bytes + bytes) + 4096;
+        c->body = grown(c->body, c->body_room);
+    }
     memcpy(c->body + c->body_bytes, data, bytes);
     c->body[c->body_bytes += bytes] = 0;
 }
@@ -237,7 +253,13 @@ static void accept_all(void) {
 }
 
 int main(int argc, char **argv) {
-    const struct option_of known[] = {{"port", &port, NULL}, {"model", NULL, &model}, {"first_gap_us", &first_gap_us, NULL}, {"interval_us", &interval_us, NULL}, {0}};
+    const struct option_of known[] = {
+        {"port", &port, NULL},
+        {"model", NULL, &model},
+        {"first_gap_us", &first_gap_us, NULL},
+        {"interval_us", &interval_us, NULL},
+        {0},
+    };
     start_up();
     read_options(argc, argv, known);
     open_polling();
@@ -261,8 +283,7 @@ int main(int argc, char **argv) {
         for (int i = 0; i < n; i++) {
             struct conn *c = events[i].data.ptr;
             if (events[i].data.ptr == &listener) accept_all();
-            else if (events[i].data.ptr == &timer) { uint64_t fired; if (read(timer, &fired, sizeof fired)) {} }
-            else {
+            else if (!is_timer(c)) {
                 if (c->fd >= 0 && events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) on_readable(c, now);
                 if (c->fd >= 0 && events[i].events & EPOLLOUT && flush_out(c)) stream(c, now);
             }
