@@ -104,15 +104,19 @@ def feature_matrix(situation: Situation) -> FeatureMatrix:
     """
     known = np.empty((len(FEATURES), len(situation)))
     known[_PROMPT] = situation.prompt_tokens
-    known[_UNCACHED] = situation.uncached_tokens
-    known[_BEFORE] = situation.prefill_tokens_in_flight
-    known[_QUEUED] = 0.0
-    known[_WAITING] = situation.waiting_requests
-    known[_RUNNING] = situation.running_requests
-    known[_IN_FLIGHT] = situation.in_flight_requests
-    known[_ACTIVE] = 0.0
-    known[_KV] = situation.kv_cache_usage_ratio
-    known[_DECODE] = situation.decode_tokens_in_flight
+    before, in_flight = situation.prefill_tokens_in_flight, situation.in_flight_requests
+    columns = (  # from `_UNCACHED` to `_DECODE`; the two that are derived, below, have the place of one they come from
+        situation.uncached_tokens,
+        before,
+        before,
+        situation.waiting_requests,
+        situation.running_requests,
+        in_flight,
+        in_flight,
+        situation.kv_cache_usage_ratio,
+        situation.decode_tokens_in_flight,
+    )
+    np.concatenate(columns, out=known[_UNCACHED:_CAP].reshape(-1))
     known[_CAP] = situation.max_output_tokens
     known[_PREFILL] = situation.is_prefill
     # As a rule nothing is out of range; fmin and fmax leave out what is not known.
@@ -120,11 +124,11 @@ def feature_matrix(situation: Situation) -> FeatureMatrix:
         np.copyto(known, np.nan, where=~((known >= 0.0) & (known <= _MOST)))
     matrix = known.astype(np.float32)
     np.minimum(matrix[_KV], 1.0, out=matrix[_KV])
-    uncached, before = matrix[_UNCACHED], matrix[_BEFORE]
+    uncached = matrix[_UNCACHED]
     # A server that says nothing of its cache has nothing of this prompt; none has to prefill more than the prompt.
     np.fmin(uncached, matrix[_PROMPT], out=uncached)
     # Tokens of unknown number may wait there; those of the request itself certainly do.
-    np.fmax(uncached, uncached + before, out=matrix[_QUEUED])
+    np.fmax(uncached, uncached + matrix[_BEFORE], out=matrix[_QUEUED])
     np.fmax(matrix[_IN_FLIGHT], matrix[_WAITING] + matrix[_RUNNING], out=matrix[_ACTIVE])
     return matrix.T
 

@@ -29,7 +29,7 @@ from epp.latency.types import FloatArray, Target
 _DISCOUNT = 0.9995  # per sample: some 2,000 samples are remembered
 _TRUST_IN_DEFAULT = 0.02  # in samples that a term explains alone: little, as terms that matter explain small shares
 _CLIP = 4.0
-_EAGER_SAMPLES, _LAZY_SAMPLES = 256, 8  # so long the fit is renewed with every sample, then with every eighth
+_EAGER_SAMPLES, _LAZY_SAMPLES = 256, 16  # so long the fit is renewed with every sample, then with every 16th
 _SWEEPS = 6
 _LEAST_BASE = 0.01  # of its default: nothing takes no time at all
 

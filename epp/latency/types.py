@@ -1,4 +1,7 @@
-"""What goes into a prediction, what comes out, and what is learned from: the doors of this room."""
+"""What goes into a prediction, what comes out, and what is learned from: the doors of this room.
+
+Nobody changes one of these once it is made; they are not frozen all the same, since every request makes several.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ class Source(StrEnum):
     MODEL = "model"  # the boosted trees
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Situation:
     """What is known of a request and of each candidate at the moment of decision. One row per candidate.
 
@@ -63,7 +66,7 @@ class Situation:
         return len(self.endpoint_ids)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Estimate:
     """One target's prediction, one float per candidate, in milliseconds; NaN is no prediction.
 
@@ -81,7 +84,7 @@ class Estimate:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prediction:
     """What each candidate would take. `features` is what it was made from, and what a sample of it is learned from.
 
@@ -128,7 +131,7 @@ class TargetPromise(NamedTuple):
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Promise:
     """One row of a prediction. A target without a prediction is not in `targets`."""
 
@@ -144,7 +147,7 @@ class Promise:
         return f"{', '.join(parts)} by {' and '.join(sources)}, version {self.model_version}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sample:
     """One request that really happened: what was promised at its decision, and what came.
 

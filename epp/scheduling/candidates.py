@@ -14,7 +14,7 @@ from epp.scheduling.data import IntArray
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidates:
     """Rows of `snapshot` that a request may go to. Filters return narrower ones; nothing is ever mutated.
 
@@ -31,7 +31,7 @@ class Candidates:
     worked_out: dict[object, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "everyone", len(self.rows) == len(self.snapshot))
+        self.everyone = len(self.rows) == len(self.snapshot)
 
     @staticmethod
     def all_of(snapshot: Snapshot) -> "Candidates":

@@ -1,4 +1,7 @@
-"""What the framework answers: a decision with its reasons, or a denial with its reason."""
+"""What the framework answers: a decision with its reasons, or a denial with its reason.
+
+Nobody changes one once it is made; what every request makes is not frozen all the same, see `epp.scheduling.data`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ from epp.pool.snapshot import Snapshot
 from epp.scheduling.data import FloatArray, IntArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FilterStep:
     """What one filter left over, and why it dropped the rest."""
 
@@ -18,7 +21,7 @@ class FilterStep:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ProfileResult:
     """One profile's run.
 
@@ -38,7 +41,7 @@ class ProfileResult:
     steps: tuple[FilterStep, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """Where a request goes, and why.
 
