@@ -2,13 +2,23 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from epp.cli.flags import Parser, positive
-from epp.problem import Problem
-
-if TYPE_CHECKING:
-    from epp.lab.comparison import Row
+from epp.cli.lab_flags import (
+    above_zero,
+    add_outputs,
+    add_scene,
+    jobs_of,
+    like_of,
+    loads,
+    names,
+    policies_of,
+    scene_of,
+    write,
+    write_json,
+    write_out,
+)
 
 _DESCRIPTION = """\
 Try routing policies on simulated pools before you touch a real one. The picker itself decides, with a virtual clock;
@@ -21,6 +31,10 @@ examples:
   epp lab run --workload b2b-saas --pool h100x2+a100x2 --policies ours,lmetric,oracle --load 0.8,1.0 --seeds 3
   epp lab run --trace AzureLLMInferenceTrace_conv.csv --pool h100x4 --load 0.8 --config mine.yaml --report out.html
   epp lab run --workload azure-conv --pool h100x4 --load 0.6 --fault slow2x@20s --metrics-interval 5s
+  epp lab sweep --workload azure-conv --pool h100x4     how much each policy can carry within the targets
+  epp lab table --quick             every workload, a few policies, two minutes
+  epp lab fit --url http://10.0.0.1:8000 --model llama --out mine.json
+  epp lab run --pool mine.jsonx4    that server, four times
   epp lab list                      workloads, policies, shapes of servers
 
 docs/lab.md says how it works and how far to trust it.
@@ -36,6 +50,9 @@ def add_lab(commands: Any) -> None:
     )
     actions = lab.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     _add_run(actions)
+    _add_sweep(actions)
+    _add_table(actions)
+    _add_fit(actions)
     listing = actions.add_parser("list", help="print workloads, policies and shapes of servers")
     listing.set_defaults(run=_list)
 
@@ -66,49 +83,6 @@ what befalls the first server; may be given again: kill@T+D (dies, back after D 
 slow2x@T[+D], fail@T+D (answers 500), add@T (one more joins); D is 15s unless given"""
 
 
-def add_scene(parser: Any) -> None:
-    """What is simulated, the rate left open."""
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--workload", default="azure-conv", metavar="NAME", help="see `epp lab list` (default %(default)s)"
-    )
-    what.add_argument(
-        "--trace", type=Path, metavar="FILE", help="a recorded trace instead: Azure's CSV, Mooncake's JSON lines"
-    )
-    parser.add_argument(
-        "--pool", default="h100x4", metavar="POOL", help="simulated servers, e.g. h100x4+a100x4 (default %(default)s)"
-    )
-    parser.add_argument(
-        "--policies", type=names, metavar="A[,B…]", help="see `epp lab list`; `all` for all (default: a selection)"
-    )
-    parser.add_argument(
-        "--config", action="append", default=[], metavar="FILE", help="an EndpointPickerConfig as one more policy"
-    )
-    parser.add_argument(
-        "--duration", type=seconds, metavar="T", help="how long requests arrive (default: the workload's own)"
-    )
-    parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="runs of each, 1 to N (default 1)")
-    parser.add_argument("--slo-ttft-ms", type=above_zero, metavar="MS", help="target, else the workload's own")
-    parser.add_argument("--slo-tpot-ms", type=above_zero, metavar="MS", help="target, else the workload's own")
-    parser.add_argument(
-        "--streamed", type=above_zero, default=1.0, metavar="RATIO", help="share of answers that stream (default 1)"
-    )
-    parser.add_argument(
-        "--metrics-interval",
-        type=interval,
-        default=(50.0, 100.0),
-        metavar="T|never",
-        help="how often metrics pages are read (default: 50 to 100 ms)",
-    )
-    parser.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one per core)")
-
-
-def add_outputs(parser: Any) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every result there")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="also write one HTML page with plots")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-
-
 def _run(arguments: argparse.Namespace) -> int:
     from epp.lab.comparison import compare, knees_of, specs_of
 
@@ -124,84 +98,121 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write_out(rows: "list[Row]", arguments: argparse.Namespace) -> None:
-    from epp.lab.text_report import text_table
-
-    print(text_table(rows, arguments.markdown))
-    failures = {f"{name} ({row.policy})" for row in rows for r in row.results for name in r.plugin_failures}
-    if failures:
-        print(f"\nplugins that raised: {', '.join(sorted(failures))}")
-    if arguments.json is not None:
-        import orjson
-
-        results = [r.plain() for row in rows for r in row.results]
-        write(arguments.json, orjson.dumps(results, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
-    if arguments.report is not None:
-        from epp.lab.html_report import html_page
-
-        write(arguments.report, html_page(rows).encode())
-
-
-def write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise Problem(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def scene_of(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Workload and pool, both known to be there."""
-    from epp.lab.pools import parse_pool
-    from epp.lab.runs import workload_of
-
-    workload = arguments.workload if arguments.trace is None else str(arguments.trace)
-    workload_of(workload)
-    parse_pool(arguments.pool)
-    return workload, arguments.pool
-
-
-def policies_of(arguments: argparse.Namespace) -> list[str]:
-    from epp.lab.comparison import DEFAULT_POLICIES, ORACLE
-    from epp.lab.policies.catalogue import POLICIES
-    from epp.lab.runs import policy_of
-
-    wanted = arguments.policies or DEFAULT_POLICIES
-    chosen = [*POLICIES, ORACLE] if "all" in wanted else list(wanted)
-    chosen += arguments.config
-    for name in chosen:
-        policy_of(name)
-    return list(dict.fromkeys(chosen))
-
-
-def like_of(arguments: argparse.Namespace) -> Any:
-    """What all runs share."""
-    from epp.lab.pools import parse_pool
-    from epp.lab.runs import workload_of
-    from epp.lab.spec import RunSpec, parse_fault
-    from epp.lab.workloads.workload import Targets
-
-    workload, pool = scene_of(arguments)
-    own = workload_of(workload).targets
-    faults = tuple(getattr(arguments, "fault", ()))
-    for fault in faults:
-        parse_fault(fault, parse_pool(pool))
-    return RunSpec(
-        workload=workload,
-        pool=pool,
-        policy="",
-        rate_rps=0.0,
-        duration_s=arguments.duration or 0.0,
-        targets=Targets(arguments.slo_ttft_ms or own.ttft_ms, arguments.slo_tpot_ms or own.tpot_ms),
-        streaming_ratio=min(arguments.streamed, 1.0),
-        metrics_interval_ms=arguments.metrics_interval,
-        faults=faults,
+def _add_sweep(actions: Any) -> None:
+    sweep = actions.add_parser(
+        "sweep",
+        help="find each policy's goodput: the highest rate at which requests keep their targets",
+        description="Find each policy's goodput: the highest rate at which 90 %% and 99 %% of the requests keep both\n"
+        "targets, by halving, as a share of the knee.",
     )
+    sweep.set_defaults(run=_sweep)
+    add_scene(sweep, several=True)
+    sweep.add_argument("--scale", type=above_zero, default=1.0, metavar="X", help="length of runs, times the usual one")
+    sweep.add_argument("--json", type=Path, metavar="FILE", help="also write what was measured there")
+    sweep.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
 
 
-def jobs_of(arguments: argparse.Namespace) -> int:
-    from epp.lab.parallel import cores
+def _sweep(arguments: argparse.Namespace) -> int:
+    from epp.lab.comparison import knees_of
+    from epp.lab.sweep import sweep
+    from epp.lab.table import PAIRS, goodput_table
 
-    return int(arguments.jobs or cores())
+    pairs = list(PAIRS) if arguments.workload == "all" else [scene_of(arguments)]
+    jobs = jobs_of(arguments)
+    knees = knees_of(pairs, jobs)
+    goodputs = sweep(pairs, policies_of(arguments), arguments.seeds, knees, like_of(arguments), jobs, arguments.scale)
+    print(goodput_table(goodputs, arguments.markdown))
+    if arguments.json is not None:
+        write_json(arguments.json, [g.plain() for g in goodputs])
+    return 0
+
+
+def _add_table(actions: Any) -> None:
+    table = actions.add_parser(
+        "table",
+        help="the full table: all workloads, mixed hardware, all policies, four loads, three seeds",
+        description="All workloads on four H100, and one on mixed hardware; all policies;\n"
+        "loads 0.5, 0.8, 1.0 and 1.2; three seeds. About half an hour on two cores.",
+    )
+    table.set_defaults(run=_table)
+    table.add_argument("--quick", action="store_true", help="a few policies, short runs, one seed: about two minutes")
+    table.add_argument("--policies", type=names, metavar="A[,B…]", help="only these")
+    table.add_argument("--workloads", type=names, metavar="A[,B…]", help="only these")
+    table.add_argument("--loads", type=loads, metavar="X[,X…]", help="only these")
+    table.add_argument("--seeds", type=positive, metavar="N", help="runs of each")
+    table.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one per core)")
+    add_outputs(table)
+
+
+def _table(arguments: argparse.Namespace) -> int:
+    from epp.lab import table
+    from epp.lab.comparison import compare, knees_of, specs_of
+    from epp.lab.runs import policy_of, workload_of
+    from epp.lab.spec import RunSpec
+
+    quick = arguments.quick
+    policies = arguments.policies or (table.QUICK_POLICIES if quick else table.ALL_POLICIES)
+    for name in policies:
+        policy_of(name)
+    for name in arguments.workloads or ():
+        workload_of(name)
+    pairs = [pair for pair in table.PAIRS if arguments.workloads is None or pair[0] in arguments.workloads]
+    jobs = jobs_of(arguments)
+    knees = knees_of(pairs, jobs)
+    specs = specs_of(
+        pairs,
+        policies,
+        arguments.loads or (table.QUICK_LOADS if quick else table.LOADS),
+        arguments.seeds or (1 if quick else table.SEEDS),
+        knees,
+        RunSpec(workload="", pool="", policy="", rate_rps=0.0, duration_s=0.0),
+        table.QUICK_SCALE if quick else 1.0,
+    )
+    write_out(compare(specs, knees, jobs), arguments, table.summary)
+    return 0
+
+
+def _add_fit(actions: Any) -> None:
+    fit = actions.add_parser(
+        "fit",
+        help="fit the shape of a real server: what a step, a prompt token and a sequence cost",
+        description="Measure a real server with a ladder of some 30 requests per repeat, or read measurements from a\n"
+        "CSV, and fit the step law to them. The shape that is written can be used in --pool.",
+    )
+    fit.set_defaults(run=_fit)
+    source = fit.add_mutually_exclusive_group(required=True)
+    source.add_argument("--url", metavar="URL", help="an idle server of OpenAI's completions API")
+    source.add_argument("--csv", type=Path, metavar="FILE", help="measurements, as --measurements writes them")
+    fit.add_argument("--model", default="", metavar="NAME", help="what the server calls its model")
+    fit.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the ladder (default 3)")
+    fit.add_argument("--longest", type=positive, default=2048, metavar="TOKENS", help="longest prompt (default 2048)")
+    fit.add_argument("--seed", type=int, default=1, metavar="N", help="of the prompts (default 1)")
+    fit.add_argument("--measurements", type=Path, metavar="FILE", help="also write what was measured there, as CSV")
+    fit.add_argument("--out", type=Path, metavar="FILE", help="write the shape there, as JSON")
+
+
+def _fit(arguments: argparse.Namespace) -> int:
+    from epp.lab.fit import fit, read_measurements, write_measurements
+    from epp.lab.measure import LADDER, measure
+    from epp.lab.pools import shape_text
+
+    if arguments.csv is not None:
+        measurements = read_measurements(arguments.csv)
+    else:
+        ladder = [(streams, tokens) for streams, tokens in LADDER if tokens <= arguments.longest]
+        measurements = measure(arguments.url, arguments.model, arguments.repeats, arguments.seed, ladder)
+    if arguments.measurements is not None:
+        write_measurements(arguments.measurements, measurements)
+    found = fit(measurements)
+    law = found.hardware
+    print(f"base_ms           {law.base_ms:g}")
+    print(f"prefill_token_us  {law.prefill_token_us:g}")
+    print(f"sequence_us       {law.sequence_us:g}")
+    print(f"overhead_ms       {found.overhead_ms:g}")
+    print(f"mean error of {len(measurements)} measurements, in sample: {found.error_ratio:.1%}")
+    if arguments.out is not None:
+        write(arguments.out, shape_text(law, found.overhead_ms).encode())
+    return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -214,51 +225,9 @@ def _list(arguments: argparse.Namespace) -> int:
     for workload in WORKLOADS.values():
         print(f"  {workload.name:24} {workload.about}")
     print("policies")
-    for policy in (*POLICIES.values(), oracle.POLICY):
+    for policy in (*POLICIES.values(), oracle.policy_of(oracle.Rule.SOONEST)):
         print(f"  {policy.name:24} {policy.about}")
     print("shapes of servers")
     for name, engine in ENGINES.items():
         print(f"  {name:24} {engine.kv_blocks * engine.block_tokens:,} tokens of KV cache")
     return 0
-
-
-# --- values of flags --------------------------------------------------------------------------------------------------
-
-
-def names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def above_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
-
-
-def loads(text: str) -> tuple[float, ...]:
-    return tuple(above_zero(part) for part in text.split(","))
-
-
-def seconds(text: str) -> float:
-    from epp.units import parse_duration_s
-
-    try:
-        value = parse_duration_s(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return value
-
-
-def interval(text: str) -> tuple[float, float] | None:
-    from epp.lab.spec import parse_metrics_interval
-
-    try:
-        return parse_metrics_interval(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
+from epp.lab.oracle import NAME as ORACLE
 from epp.lab.parallel import Progress, map_in_order
 from epp.lab.result import Result
 from epp.lab.runs import knee_of, run_spec, workload_of
 from epp.lab.spec import RunSpec
 
-ORACLE = "oracle"
 DEFAULT_POLICIES = ("ours", "llm-d-default", "lmetric", "cache-aware", "least-requests", "round-robin", ORACLE)
 
 

@@ -1,20 +1,23 @@
 """The knee of a pool under a workload: how many requests per second it can answer at most.
 
-All engines are kept busy by more requests than they can do, each sent to the engine with the fewest in flight, and
-what comes out per second is counted once the queues stand. This is what a load of 1.0 means. It is a figure of pool
-and workload, not of a policy: one that finds more in the caches than chance does still has room at 1.0.
+All engines are kept busy by more requests than they can do, and what comes out per second is counted once the queues
+stand. Each request is sent where the work that is left is least, its own included, by the true cost of it and the true
+state of the caches. So this is what pool and workload can do, whatever a policy makes of it, and it is what a load of
+1.0 means.
 """
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
+from statistics import fmean
 
-from epp.lab.experiment import LabServer
+from epp.lab.experiment import LabRequest, LabServer
 from epp.lab.prompts import BlockHashes, tokens_of
 from epp.lab.workloads.workload import Clients, Workload, schedule
 from epp.sim.engine import Engine
-from epp.sim.types import SimRequest
+from epp.sim.timing import Hardware
+from epp.sim.types import Admission, SimRequest
 
 _SEED = 0
 _OVERLOAD = 1.5
@@ -38,46 +41,70 @@ def knee_rps(workload: Workload, servers: Sequence[LabServer]) -> float:
 def _guess_rps(workload: Workload, servers: Sequence[LabServer]) -> float:
     """By the step law, as if nothing were cached."""
     sample = list(islice(workload.requests(1.0, random.Random(_SEED)), _SAMPLE))
-    prompt_tokens = sum(tokens_of(r.prompt) for r in sample) / len(sample)
-    output_tokens = sum(r.output_tokens for r in sample) / len(sample)
-    rate_rps = 0.0
-    for server in servers:
-        law = server.engine.hardware
-        step_ms = law.step_ms(0, _BATCH, 0.0, int(_BATCH * prompt_tokens)) / _BATCH
-        prefill_ms = (law.prefill_token_us * prompt_tokens + law.attention_pair_ns * prompt_tokens**2 / 2e3) / 1e3
-        rate_rps += 1e3 / (prefill_ms + step_ms * output_tokens)
-    return rate_rps
+    return sum(
+        1e3
+        / fmean(
+            work_ms(server.engine.hardware, tokens_of(r.prompt), tokens_of(r.prompt), r.output_tokens) for r in sample
+        )
+        for server in servers
+    )
 
 
-@dataclass(slots=True)
 class _Busy:
-    engine: Engine
-    block_tokens: int
-    in_flight: int = 0
+    """An engine, and the milliseconds of work that was sent there and has not ended."""
+
+    def __init__(self, server: LabServer, rng: random.Random) -> None:
+        self.engine = Engine(replace(server.engine, max_waiting=10**9), rng, every_token=False)
+        self.work_ms = 0.0
+        self._of: dict[str, float] = {}
+
+    def advance(self, now_s: float) -> list[float]:
+        """When requests ended by now."""
+        ended = [event for event in self.engine.advance(now_s) if event.last]
+        for event in ended:
+            self.work_ms -= self._of.pop(event.request_id)
+        return [event.time_s for event in ended]
+
+    def would_take_ms(self, planned: LabRequest, hashes: tuple[int, ...]) -> float:
+        """By the step law, in a full batch."""
+        config = self.engine.config
+        tokens = tokens_of(planned.prompt)
+        cached = len(self.engine.scheduler.kv.match(hashes[: tokens // config.block_tokens])) * config.block_tokens
+        return work_ms(config.hardware, tokens - cached, tokens, planned.output_tokens)
+
+    def submit(self, request: SimRequest, now_s: float, takes_ms: float) -> None:
+        if self.engine.submit(request, now_s) is Admission.ACCEPTED:
+            self._of[request.id] = takes_ms
+            self.work_ms += takes_ms
+
+
+def work_ms(law: Hardware, uncached_tokens: float, prompt_tokens: float, output_tokens: float) -> float:
+    """What a request adds to what an engine has to do, when the batch is full."""
+    pairs = uncached_tokens * (prompt_tokens - uncached_tokens / 2)
+    prefill_ms = law.step_ms(int(uncached_tokens), 0, pairs) - law.base_ms
+    return prefill_ms + output_tokens * law.step_ms(0, _BATCH, 0.0, int(_BATCH * prompt_tokens)) / _BATCH
 
 
 def _throughput_rps(workload: Workload, servers: Sequence[LabServer], rate_rps: float, duration_s: float) -> float:
     """What the engines finish per second in the second half of the time."""
     rng = random.Random(_SEED)
-    pool = [
-        _Busy(
-            Engine(replace(s.engine, max_waiting=10**9), random.Random(rng.getrandbits(64)), every_token=False),
-            s.engine.block_tokens,
-        )
-        for s in servers
-    ]
+    pool = [_Busy(server, random.Random(rng.getrandbits(64))) for server in servers]
     hashes = BlockHashes()
     done = 0
     for number, planned in enumerate(schedule(workload, Clients(None), rate_rps, _SEED, duration_s=duration_s)):
         for busy in pool:
-            ended = [event for event in busy.engine.advance(planned.at_s) if event.last]
-            busy.in_flight -= len(ended)
-            done += sum(event.time_s >= duration_s / 2 for event in ended)
-        idlest = min(pool, key=lambda busy: busy.in_flight)
+            done += sum(at_s >= duration_s / 2 for at_s in busy.advance(planned.at_s))
         text = planned.prompt if planned.answer is None else (*planned.prompt, planned.answer)
-        blocks = hashes.of(text, idlest.block_tokens)
-        idlest.engine.submit(
-            SimRequest(str(number), tokens_of(planned.prompt), planned.output_tokens, blocks), planned.at_s
+        blocks = {size: hashes.of(text, size) for size in {busy.engine.config.block_tokens for busy in pool}}
+        soonest, takes_ms = min(
+            ((busy, busy.would_take_ms(planned, blocks[busy.engine.config.block_tokens])) for busy in pool),
+            key=lambda pair: pair[0].work_ms + pair[1],
         )
-        idlest.in_flight += 1
+        request = SimRequest(
+            str(number),
+            tokens_of(planned.prompt),
+            planned.output_tokens,
+            blocks[soonest.engine.config.block_tokens],
+        )
+        soonest.submit(request, planned.at_s, takes_ms)
     return done / (duration_s / 2)

@@ -10,15 +10,17 @@ model and machine alone:
 * KV cache tokens = (0.9 · memory − weights) / KV bytes of a token, rounded down.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
 from epp.lab.experiment import LabServer
 from epp.problem import Problem
 from epp.sim.config import EngineConfig
-from epp.sim.timing import HARDWARE
+from epp.sim.timing import HARDWARE, Hardware
 
 BLOCK_TOKENS = 64
 """Of the lab's engines. vLLM's are of 16; the picker's index goes by 64 in either case, and four times fewer blocks are
@@ -63,6 +65,7 @@ _SHAPES: Mapping[str, tuple[Model, Machine]] = {
     "8b-l40s": (_8B, _L40S),
     "70b-h100-tp4": (_70B, _4_H100),
 }
+_LAW = ("base_ms", "prefill_token_us", "sequence_us", "attention_pair_ns", "context_token_ns")
 _PART = re.compile(r"(?P<name>.+?)(?:x(?P<number>\d+))?")
 _SHORT = {"h100": "8b-h100", "a100": "8b-a100", "l40s": "8b-l40s"}
 
@@ -84,13 +87,55 @@ def engine_of(shape: str) -> EngineConfig:
 ENGINES: Mapping[str, EngineConfig] = MappingProxyType({shape: engine_of(shape) for shape in _SHAPES})
 
 
+def shape_text(law: Hardware, overhead_ms: float) -> str:
+    """A shape of one's own as JSON, for `parse_pool` to read from a file. Memory is that of an 8B model on an H100."""
+    like = ENGINES["8b-h100"]
+    shape = {
+        "base_ms": law.base_ms,
+        "prefill_token_us": law.prefill_token_us,
+        "sequence_us": law.sequence_us,
+        "attention_pair_ns": law.attention_pair_ns,
+        "context_token_ns": law.context_token_ns,
+        "overhead_ms": overhead_ms,
+        "kv_tokens": like.kv_blocks * like.block_tokens,
+        "max_sequences": like.max_sequences,
+        "max_batched_tokens": like.max_batched_tokens,
+    }
+    return json.dumps(shape, indent=2) + "\n"
+
+
+def _shape_in(path: Path) -> EngineConfig:
+    """Of a file that `shape_text` wrote, perhaps edited since. Raises `Problem`."""
+    try:
+        shape = json.loads(path.read_text())
+        law = Hardware(*(float(shape[name]) for name in _LAW))
+        overhead_ms = float(shape["overhead_ms"])
+        return EngineConfig(
+            hardware=law,
+            overhead_ms=(overhead_ms, overhead_ms),
+            kv_blocks=int(shape["kv_tokens"]) // BLOCK_TOKENS,
+            block_tokens=BLOCK_TOKENS,
+            max_sequences=int(shape["max_sequences"]),
+            max_batched_tokens=int(shape["max_batched_tokens"]),
+        )
+    except OSError as error:
+        raise Problem(f"{path}: cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise Problem(f"{path}: no shape of a server ({error}); `epp lab fit --out` writes one") from error
+
+
 def parse_pool(text: str) -> tuple[LabServer, ...]:
-    """The servers of `h100x4+a100x4`, named `h100-0`, … A shape alone is one server. Raises `Problem`."""
+    """The servers of `h100x4+a100x4`, named `h100-0`, … A shape alone is one server; one may be a file of one's own,
+    as in `mine.jsonx4`. Raises `Problem`."""
     servers: list[LabServer] = []
     for part in text.split("+"):
         found = _PART.fullmatch(part.strip())
         name, number = (found["name"], int(found["number"] or 1)) if found else (part.strip(), 1)
-        engine = ENGINES.get(_SHORT.get(name, name))
+        if name.endswith(".json"):
+            engine: EngineConfig | None = _shape_in(Path(name))
+            name = Path(name).stem
+        else:
+            engine = ENGINES.get(_SHORT.get(name, name))
         if engine is None:
             shapes = ", ".join((*_SHORT, *(shape for shape in ENGINES if shape not in _SHORT.values())))
             raise Problem(f"pool {text!r}: no shape is called {name!r}; there are {shapes}; write for example h100x4")

@@ -13,10 +13,15 @@ from epp.sim.sequence import Sequence
 
 
 class Projected(NamedTuple):
-    """Seconds from now to the first token of the new request, and per token after it."""
+    """Of the new request: seconds from now to its first token, and per token after it.
+
+    Also: what its prompt alone would take, and the prompt tokens that are to be computed, its own included.
+    """
 
     ttft_s: float
     tpot_s: float
+    prefill_s: float
+    queued_tokens: int
 
 
 @dataclass(slots=True)
@@ -48,6 +53,9 @@ def project(engine: Engine, prompt_tokens: int, output_tokens: int, hashes: tupl
             context_tokens += context
     free_tokens = scheduler.kv.free_blocks * config.block_tokens
     law, slow = config.hardware, engine.slow_factor
+    queued_tokens = sum(job.prefill_tokens for job in (*prefilling, *waiting))
+    alone_pairs = new.prefill_tokens * (cached_tokens + new.prefill_tokens / 2)
+    prefill_s = law.step_ms(new.prefill_tokens, 1, alone_pairs) * slow / 1e3
     starts_s = max(engine.next_event_s() or now_s, now_s + sum(config.overhead_ms) / 2e3)
     clock_s, steps = starts_s - now_s, 0
     first_s: float | None = None
@@ -106,9 +114,9 @@ def project(engine: Engine, prompt_tokens: int, output_tokens: int, hashes: tupl
         if first_s is not None and steps >= last_step:
             break
     if first_s is None:
-        return Projected(float("inf"), float("inf"))
+        return Projected(float("inf"), float("inf"), prefill_s, queued_tokens)
     tokens = max(last_step - first_step, 1)
-    return Projected(first_s, (clock_s - first_s) / tokens)
+    return Projected(first_s, (clock_s - first_s) / tokens, prefill_s, queued_tokens)
 
 
 def _job(sequence: Sequence) -> _Job:

@@ -188,7 +188,7 @@ class World:
             return
         endpoint = answer.decision.endpoints[0]
         served.server = endpoint.name
-        served.note = next(iter(answer.cycle.notes.values()), "")
+        served.note = str(next(iter(answer.cycle.notes.values()), ""))
         served.promised = self._predictor.take(endpoint.id)
         self._open += 1
         self._send(Live(served, answer, planned), self.servers[endpoint.name])

@@ -1,13 +1,15 @@
 """The workloads by name: the shapes of published traces and benchmarks.
 
 Lengths and gaps are fits to what was published; no trace is part of this project. Traces themselves are read from their
-files, see `epp.lab.workloads.traces`. Targets are ours: what a pool at half of its knee keeps nearly always.
+files, see `epp.lab.workloads.traces`. Targets are ours: what a pool at half of its
+knee keeps nearly always if it is routed well.
 """
 
 from collections.abc import Mapping
+from math import log
 from types import MappingProxyType
 
-from epp.lab.workloads.parts import of_mean_and_sd
+from epp.lab.workloads.parts import Bursts, Lognormal, of_mean_and_sd
 from epp.lab.workloads.sessions import Agents, Chats
 from epp.lab.workloads.shared import SharedHeads, spread
 from epp.lab.workloads.single import Single
@@ -19,7 +21,7 @@ _WORKLOADS: tuple[Workload, ...] = (
     Single(
         "azure-conv",
         "conversations: 760 tokens in, 150 out (medians), nothing shared",
-        Targets(500.0, 30.0),
+        Targets(200.0, 25.0),
         run_s=60.0,
         prompt=Lengths(6.63, 0.985, 16_000),
         output=Lengths(5.02, 0.86, 1_500),
@@ -28,11 +30,12 @@ _WORKLOADS: tuple[Workload, ...] = (
     Single(
         "azure-code",
         "code completion: 1,100 tokens in, 16 out (medians), in bursts",
-        Targets(1_500.0, 50.0),
-        run_s=90.0,
+        Targets(3_000.0, 250.0),
+        run_s=60.0,
         prompt=Lengths(7.00, 1.36, 16_000),
         output=Lengths(2.79, 0.85, 1_500),
-        gap_cv=13.2,
+        # Gaps with a coefficient of variation of 13, and counts over windows of 0.1 to 300 s, as in the trace.
+        bursts=Bursts(90, Lognormal(log(0.07), 0.9), Lognormal(log(13.9), 1.12)),
     ),
     # The conversation trace of Mooncake (Apache-2.0), fitted by us: a request in 2.6 goes on with a conversation,
     # after 2 minutes (median), and all come in steps of 3 s.
@@ -56,7 +59,7 @@ _WORKLOADS: tuple[Workload, ...] = (
     SharedHeads(
         "b2b-saas",
         "150 tenants with 6,000 shared tokens each, 1,200 new ones, 1,000 out: nothing but affinity",
-        Targets(1_000.0, 40.0),
+        Targets(250.0, 20.0),
         run_s=240.0,
         heads=(6_000,) * 150,
         question_tokens=1_200,
@@ -66,8 +69,8 @@ _WORKLOADS: tuple[Workload, ...] = (
     SharedHeads(
         "production-shaped",
         "400 texts from a few tokens to 100,000, asked again and again: 94 % of the tokens are shared",
-        Targets(1_000.0, 40.0),
-        run_s=60.0,
+        Targets(200.0, 15.0),
+        run_s=40.0,
         heads=spread(of_mean_and_sd(729.0, 13_550.0, 131_072 - 16_384), 400),
         question_tokens=8,
         question_ratio=0.02,
@@ -76,7 +79,7 @@ _WORKLOADS: tuple[Workload, ...] = (
     Agents(
         "code-gen",
         "agents: projects of 3,000 to 100,000 tokens, 6 turns of 1,500 in and 800 out",
-        Targets(4_000.0, 50.0),
+        Targets(1_000.0, 25.0),
         run_s=600.0,
         projects=24,
         least_head_tokens=3_000,

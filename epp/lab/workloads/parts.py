@@ -3,11 +3,24 @@
 import heapq
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from math import exp, log, sqrt
+from typing import NamedTuple
 
 from epp.lab.experiment import LabRequest
 from epp.sim.workload import Lengths
+
+
+class Lognormal(NamedTuple):
+    """`mu` and `sigma` of the logarithm."""
+
+    mu: float
+    sigma: float
+
+    @property
+    def mean(self) -> float:
+        return exp(self.mu + self.sigma**2 / 2)
 
 
 def arrivals(rate_rps: float, gap_cv: float, rng: random.Random, start_s: float = 0.0) -> Iterator[float]:
@@ -17,6 +30,33 @@ def arrivals(rate_rps: float, gap_cv: float, rng: random.Random, start_s: float 
     while True:
         at_s += rng.gammavariate(shape, 1.0 / (shape * rate_rps))
         yield at_s
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """Arrivals in bursts of a geometric number of requests, each burst with a pace of its own.
+
+    Attributes:
+        requests: of a burst, on average.
+        pace: seconds between two requests of a burst; drawn once for a burst, the gaps then are exponential.
+        pause: seconds between two bursts. Only what these are to one another counts: the rate is given.
+    """
+
+    requests: float
+    pace: Lognormal
+    pause: Lognormal
+
+    def arrivals(self, rate_rps: float, rng: random.Random) -> Iterator[float]:
+        mean_gap_s = ((self.requests - 1) * self.pace.mean + self.pause.mean) / self.requests
+        scale = 1.0 / (rate_rps * mean_gap_s)
+        at_s = 0.0
+        while True:
+            gap_s = scale * rng.lognormvariate(*self.pace)
+            at_s += scale * rng.lognormvariate(*self.pause)
+            yield at_s
+            while rng.random() >= 1.0 / self.requests:
+                at_s += rng.expovariate(1.0 / gap_s)
+                yield at_s
 
 
 def of_mean_and_sd(mean: float, sd: float, most: int) -> Lengths:

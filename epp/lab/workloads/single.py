@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from epp.lab.experiment import LabRequest
 from epp.lab.prompts import SegmentNumbers
-from epp.lab.workloads.parts import arrivals
+from epp.lab.workloads.parts import Bursts, arrivals
 from epp.lab.workloads.workload import Targets
 from epp.sim.workload import Lengths
 
@@ -16,6 +16,7 @@ class Single:
     """Every prompt is new. Fields as in `Workload`.
 
     Attributes:
+        bursts: arrivals come in bursts, and `gap_cv` says nothing.
         tells_length: clients set as a limit what they will get, as load generators do; others set `output.most`.
     """
 
@@ -26,11 +27,13 @@ class Single:
     prompt: Lengths
     output: Lengths
     gap_cv: float = 1.0
+    bursts: Bursts | None = None
     tells_length: bool = False
 
     def requests(self, rate_rps: float, rng: random.Random) -> Iterator[LabRequest]:
         numbers = SegmentNumbers()
-        for at_s in arrivals(rate_rps, self.gap_cv, rng):
+        steady = arrivals(rate_rps, self.gap_cv, rng)
+        for at_s in steady if self.bursts is None else self.bursts.arrivals(rate_rps, rng):
             prompt = (numbers.new(self.prompt.draw(rng)),)
             output_tokens = self.output.draw(rng)
             limit = output_tokens if self.tells_length else self.output.most

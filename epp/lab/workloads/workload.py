@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from epp.lab.experiment import LabRequest
@@ -70,12 +70,25 @@ def schedule(
     duration_s: float = math.inf,
     requests: int | None = None,
 ) -> tuple[LabRequest, ...]:
-    """What arrives within `duration_s`, or the first `requests`. One seed is one schedule, whatever the policy."""
+    """What arrives within `duration_s`, or the first `requests`. One seed is one schedule, whatever the policy.
+
+    Within a duration there are as many requests as the rate asks for: times are stretched as a whole until it is so. In
+    a minute of a workload that comes in bursts, chance alone would make the load anything. A trace that ends before is
+    not repeated.
+    """
     rng = random.Random(seed)
     streams = random.Random(rng.getrandbits(64))
     headers = {} if clients.targets is None else clients.targets.headers
-    arriving = takewhile(lambda r: r.at_s < duration_s, workload.requests(rate_rps, rng))
+    if requests is None:
+        requests = round(rate_rps * duration_s)
+    arriving = list(islice(workload.requests(rate_rps, rng), requests + 1))
+    stretch = duration_s / arriving[-1].at_s if math.isfinite(duration_s) and len(arriving) > requests else 1.0
     return tuple(
-        replace(request, headers=headers, streaming=streams.random() < clients.streaming_ratio)
-        for request in islice(arriving, requests)
+        replace(
+            request,
+            at_s=request.at_s * stretch,
+            headers=headers,
+            streaming=streams.random() < clients.streaming_ratio,
+        )
+        for request in arriving[:requests]
     )

@@ -1,0 +1,200 @@
+"""Flags that the commands of `epp lab` share, and what becomes of them."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from epp.cli.flags import positive
+from epp.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epp.lab.comparison import Row
+    from epp.lab.workloads.workload import Targets
+
+
+def add_scene(parser: Any, several: bool = False) -> None:
+    """What is simulated, the rate left open; `several`: `--workload all` is something."""
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--workload",
+        default="azure-conv",
+        metavar="NAME",
+        help="see `epp lab list`" + ("; `all`: those of `epp lab table`" if several else "") + " (default %(default)s)",
+    )
+    what.add_argument(
+        "--trace", type=Path, metavar="FILE", help="a recorded trace instead: Azure's CSV, Mooncake's JSON lines"
+    )
+    parser.add_argument(
+        "--pool", default="h100x4", metavar="POOL", help="simulated servers, e.g. h100x4+a100x4 (default %(default)s)"
+    )
+    parser.add_argument(
+        "--policies", type=names, metavar="A[,B…]", help="see `epp lab list`; `all` for all (default: a selection)"
+    )
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="FILE", help="an EndpointPickerConfig as one more policy"
+    )
+    parser.add_argument(
+        "--duration", type=seconds, metavar="T", help="how long requests arrive (default: the workload's own)"
+    )
+    parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="runs of each, 1 to N (default 1)")
+    parser.add_argument("--slo-ttft-ms", type=above_zero, metavar="MS", help="target, else the workload's own")
+    parser.add_argument("--slo-tpot-ms", type=above_zero, metavar="MS", help="target, else the workload's own")
+    parser.add_argument(
+        "--streamed", type=above_zero, default=1.0, metavar="RATIO", help="share of answers that stream (default 1)"
+    )
+    parser.add_argument(
+        "--metrics-interval",
+        type=interval,
+        default=(50.0, 100.0),
+        metavar="T|never",
+        help="how often metrics pages are read (default: 50 to 100 ms)",
+    )
+    parser.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one per core)")
+
+
+def add_outputs(parser: Any) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every result there")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="also write one HTML page with plots")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+
+
+def scene_of(arguments: argparse.Namespace) -> tuple[str, str]:
+    """Workload and pool, both known to be there."""
+    from epp.lab.pools import parse_pool
+    from epp.lab.runs import workload_of
+
+    workload = arguments.workload if arguments.trace is None else str(arguments.trace)
+    workload_of(workload)
+    parse_pool(arguments.pool)
+    return workload, arguments.pool
+
+
+def policies_of(arguments: argparse.Namespace) -> list[str]:
+    from epp.lab.comparison import DEFAULT_POLICIES
+    from epp.lab.oracle import NAME as ORACLE
+    from epp.lab.policies.catalogue import POLICIES
+    from epp.lab.runs import policy_of
+
+    wanted = arguments.policies or DEFAULT_POLICIES
+    chosen = [*POLICIES, ORACLE] if "all" in wanted else list(wanted)
+    chosen += arguments.config
+    for name in chosen:
+        policy_of(name)
+    return list(dict.fromkeys(chosen))
+
+
+def like_of(arguments: argparse.Namespace) -> Any:
+    """What all runs share. Raises `Problem`."""
+    from epp.lab.pools import parse_pool
+    from epp.lab.spec import RunSpec, parse_fault
+
+    workload, pool = scene_of(arguments) if arguments.workload != "all" else ("", arguments.pool)
+    faults = tuple(getattr(arguments, "fault", ()))
+    for fault in faults:
+        parse_fault(fault, parse_pool(pool))
+    return RunSpec(
+        workload=workload,
+        pool=pool,
+        policy="",
+        rate_rps=0.0,
+        duration_s=arguments.duration or 0.0,
+        targets=_targets_of(arguments, workload),
+        streaming_ratio=min(arguments.streamed, 1.0),
+        metrics_interval_ms=arguments.metrics_interval,
+        faults=faults,
+    )
+
+
+def _targets_of(arguments: argparse.Namespace, workload: str) -> "Targets | None":
+    """`None`: each workload's own."""
+    from epp.lab.runs import workload_of
+    from epp.lab.workloads.workload import Targets
+
+    if arguments.slo_ttft_ms is None and arguments.slo_tpot_ms is None:
+        return None
+    if not workload:
+        raise Problem("--slo-ttft-ms and --slo-tpot-ms are for one workload, not for all")
+    own = workload_of(workload).targets
+    return Targets(arguments.slo_ttft_ms or own.ttft_ms, arguments.slo_tpot_ms or own.tpot_ms)
+
+
+def jobs_of(arguments: argparse.Namespace) -> int:
+    from epp.lab.parallel import cores
+
+    return int(arguments.jobs or cores())
+
+
+def write_out(
+    rows: "list[Row]", arguments: argparse.Namespace, table: "Callable[[list[Row], bool], str] | None" = None
+) -> None:
+    """Print the table, and write the files that were asked for."""
+    from epp.lab.text_report import text_table
+
+    print((table or text_table)(rows, arguments.markdown))
+    failures = {f"{name} ({row.policy})" for row in rows for r in row.results for name in r.plugin_failures}
+    if failures:
+        print(f"\nplugins that raised: {', '.join(sorted(failures))}")
+    if arguments.json is not None:
+        write_json(arguments.json, [r.plain() for row in rows for r in row.results])
+    if arguments.report is not None:
+        from epp.lab.html_report import html_page
+
+        write(arguments.report, html_page(rows).encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    import orjson
+
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+    write(path, orjson.dumps(value, option=options))
+
+
+def write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise Problem(f"{path}: cannot be written: {error.strerror}") from error
+
+
+# --- values of flags --------------------------------------------------------------------------------------------------
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def loads(text: str) -> tuple[float, ...]:
+    return tuple(above_zero(part) for part in text.split(","))
+
+
+def seconds(text: str) -> float:
+    from epp.units import parse_duration_s
+
+    try:
+        value = parse_duration_s(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
+
+
+def interval(text: str) -> tuple[float, float] | None:
+    from epp.lab.spec import parse_metrics_interval
+
+    try:
+        return parse_metrics_interval(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
