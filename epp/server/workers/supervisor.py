@@ -113,6 +113,11 @@ class Supervisor:
         self._broadcast(self._feeds.changes())
         self._broadcast([packed(Kind.DRAIN, 0, grace_s)])
         await self._until(lambda: not any(link.pid for link in self._links), grace_s + KILL_AFTER_S)
+        for link in self._links:
+            if link.pid is not None:
+                logger.error("worker %d (process %d) did not end in time: it is killed", link.number, link.pid)
+                os.kill(link.pid, signal.SIGKILL)
+                link.ended()
 
     async def stop(self) -> None:
         if not self._stopped:
@@ -152,6 +157,8 @@ class Supervisor:
         news = self._fork_server.receive()
         if news is None:
             asyncio.get_running_loop().remove_reader(self._fork_server.fileno())
+            for link in self._links:
+                link.ended()
             self._fail("the fork server has ended, and all workers with it")
             return
         for event in news:
