@@ -54,7 +54,7 @@ class EndpointBias:
         # The factors of the endpoints last asked for; kept up to date, as the same are asked for again and again.
         self._asked: Sequence[str] = ()
         self._row_by_id: dict[str, int] = {}
-        self._asked_unknown = False
+        self._unknown_rows: list[int] = []
         self._factors: FloatArray = np.ones(0)
         self.drifts = 0
 
@@ -98,8 +98,10 @@ class EndpointBias:
         if endpoint_ids is not self._asked:
             self._asked = endpoint_ids
             self._row_by_id = {endpoint_id: row for row, endpoint_id in enumerate(endpoint_ids)}
-            self._asked_unknown = not self._row_by_id.keys() <= self._bias.keys()
+            self._unknown_rows = [row for row, endpoint_id in enumerate(endpoint_ids) if endpoint_id not in self._bias]
             self._factors = np.exp(self.of(endpoint_ids))
+        if self._unknown_rows:
+            self._factors[self._unknown_rows] = exp(self.mean)
         return self._factors
 
     def relative(self, endpoint_id: str) -> float:
@@ -129,9 +131,10 @@ class EndpointBias:
         self._asked = ()
 
     def _set(self, endpoint_id: str, bias: float) -> None:
-        self._sum += bias - self._bias.get(endpoint_id, 0.0)
+        before = self._bias.get(endpoint_id)
+        self._sum += bias if before is None else bias - before
         self._bias[endpoint_id] = bias
-        if self._asked_unknown:  # the mean stands for them
+        if before is None:
             self._asked = ()
         elif (row := self._row_by_id.get(endpoint_id)) is not None:
             self._factors[row] = exp(bias)
