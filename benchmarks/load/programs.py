@@ -104,7 +104,8 @@ class Load:
         shared_bytes, groups: the prefix that requests of one group have in common.
         max_tokens: of each answer.
         stream: 0 for a JSON answer.
-        interval_us: between two events of a streamed answer; 0 is as fast as they are taken.
+        first_gap_us: between the first two events of a streamed answer.
+        interval_us: between all others; 0 is as fast as they are taken.
         headers: more of them, `name: value`.
     """
 
@@ -122,6 +123,7 @@ class Load:
     groups: int = 0
     max_tokens: int = 100
     stream: int = 1
+    first_gap_us: int = 20_000
     interval_us: int = 0
     headers: Sequence[str] = ()
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +42,7 @@ schedulingProfiles:
 PROFILES: Mapping[str, str | None] = {"random": RANDOM_CONFIG, "llm-d": None, "predicted": PREDICTED_LATENCY_CONFIG}
 NEVER = "24h"
 _MODEL_TIMEOUT_S = 40.0
+_FULL = 1.4  # times what is answered during a pause
 _TRAFFIC_ENDS = ("ext_proc.stream_msgs_sent", "cluster.picker.upstream_cx_tx_bytes_total")
 _TRAFFIC = "|".join(_TRAFFIC_ENDS)
 _ROUND_ROBIN = "type.googleapis.com/envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin"
@@ -138,6 +139,21 @@ def measure(load: Load, processes: Mapping[str, Sequence[int]]) -> Sample:
         {name: cpu_s / result.completed * 1e6 for name, cpu_s in spent.items()},
         {name: cpu_s / result.seconds for name, cpu_s in spent.items()},
     )
+
+
+def filling(load: Load, send: Callable[[Load], Sample]) -> Load:
+    """A closed loop of unpaced streams with so many connections that what it is sent to is full, but not much more.
+
+    With too many, answers queue for longer than the pause after their first token: then the tokens behind it catch up
+    with it, and nobody sees it come alone, as it would from a GPU.
+
+    Args:
+        send: where it will be sent; tried for a second, without pauses.
+    """
+    tried = send(replace(load, first_gap_us=0, connections=64, seconds=0.7, warmup_s=0.3))
+    pause_s = load.first_gap_us / 1e6
+    in_flight = round(_FULL * tried.requests_per_s * pause_s)
+    return replace(load, connections=min(max(in_flight, 16), 4_000), ramp_s=pause_s, warmup_s=0.5 + 2 * pause_s)
 
 
 # --- the stack --------------------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 /* A model server that costs next to nothing: vLLM's replies and metrics page, from one process on all of loopback.
  *
- *   upstream port=0 model=m first_gap_us=20000 interval_us=0      prints {"port": N} when it listens
+ *   upstream port=0 model=m      prints {"port": N} when it listens
  *
  * It listens on 0.0.0.0, so 127.0.0.1, 127.0.0.2, ... are as many servers; running requests are counted by address.
- * How many tokens are wanted (max_tokens) and whether they are streamed is what the request says. A streamed answer is
- * one event per token, each an HTTP chunk of its own; the second comes first_gap_us after the first, the others
- * interval_us apart, or as fast as they are taken for 0. A request may ask for another interval in its
- * body, "user":"interval_us=5000", which every proxy passes on. The tail carries the usage. */
+ * What is wanted is in the request: max_tokens, whether they are streamed, and their pace, as in
+ * "user":"first_gap_us=20000 interval_us=5000", which every proxy passes on. A streamed answer is one event per token,
+ * each an HTTP chunk of its own. The second comes first_gap_us after the first, the others interval_us apart, or as fast
+ * as they are taken for 0. The tail carries the usage. */
 #include "common.h"
 
 #include <arpa/inet.h>
@@ -28,12 +28,12 @@ struct conn {
     size_t out_bytes, out_at, out_room;
     uint32_t *running;
     u64 tokens, sent, prompt_tokens, id;
-    int64_t next_ns, interval_ns; /* of the next event; between events */
+    int64_t next_ns, first_gap_ns, interval_ns; /* when the next event is due, and the pace */
     bool answering, blocked, closing;
     struct conn *previous, *next; /* among those that stream */
 };
 
-static double port = 0, first_gap_us = 20000, interval_us = 0;
+static double port = 0;
 static const char *model = "bench";
 static struct conn streaming = {.previous = &streaming, .next = &streaming}, *closed;
 static uint32_t running_at[65536];
@@ -128,7 +128,7 @@ static void stream(struct conn *c, int64_t now) {
         bool at_once = !first && c->interval_ns == 0;
         while (at_once && c->sent <= c->tokens && c->out_bytes < OUT_BYTES - EVENT_BYTES) add_event(c);
         /* With the tail goes the last token, as from vLLM. */
-        c->next_ns = first ? now + first_gap_us * 1e3 : c->sent == c->tokens ? 0 : c->next_ns + c->interval_ns;
+        c->next_ns = first ? now + c->first_gap_ns : c->sent == c->tokens ? 0 : c->next_ns + c->interval_ns;
         if (!flush_out(c)) return;
     }
     if (c->answering && c->sent > c->tokens) finish_answer(c);
@@ -146,7 +146,8 @@ static void complete(struct conn *c, int64_t now) {
     if (c->tokens < 1 || c->tokens > 1000000) c->tokens = 16;
     c->prompt_tokens = c->body_bytes / 4 + 1;
     c->id = served + 1;
-    c->interval_ns = number_of(c, "\"interval_us=", interval_us) * 1e3;
+    c->first_gap_ns = number_of(c, "first_gap_us=", 0) * 1e3;
+    c->interval_ns = number_of(c, "interval_us=", 0) * 1e3;
     c->sent = 0;
     if (streamed) {
         const char *head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nserver: uvicorn\r\n"
@@ -256,8 +257,6 @@ int main(int argc, char **argv) {
     const struct option_of known[] = {
         {"port", &port, NULL},
         {"model", NULL, &model},
-        {"first_gap_us", &first_gap_us, NULL},
-        {"interval_us", &interval_us, NULL},
         {0},
     };
     start_up();
