@@ -5,7 +5,8 @@
 The server is a child process. Behind the transport is an exchange of one of two kinds:
 
 * `recorded`: says what was said before, so that all that is measured is the transport;
-* `conversation`: the real conversation, every request to the same place, no scheduling.
+* `conversation`: the real conversation, every request to the same place, no scheduling. It ends a stream after the
+  first token where that is safe, as the picker does behind our bootstrap.
 
 Two kinds of load, because they batch differently:
 
@@ -20,12 +21,8 @@ do: rounds alternate between the transports, and medians are shown.
 import argparse
 import asyncio
 import itertools
-import json
-import os
-import platform
 import re
 import shutil
-import statistics
 import struct
 import subprocess
 import sys
@@ -33,21 +30,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import uvloop
-from hpack import Encoder
 
+from benchmarks import _envoy as envoy
+from benchmarks._report import Figure, add_json_option, cpu_seconds, heading, table, write
 from epp.server.grpc_transport import ext_proc_server
 from epp.server.health import HealthState
 from epp.server.lean.server import lean_server
 from epp.server.listen import TcpAddress
 from epp.server.transport import METHOD, ExchangeFactory, Stream
-from epp.wire import ext_proc_pb2 as pb
 from epp.wire.conversation import Conversation
-from epp.wire.events import RequestReady, ResponseStarted, Route
+from epp.wire.events import RequestReady, ResponseBody, ResponseStarted, Route
 
 TRANSPORTS = ("grpc", "lean")
 EXCHANGES = ("recorded", "conversation")
@@ -75,6 +71,8 @@ class ConstantPick:
                 step.replies.extend(self._conversation.route(ROUTE))
             elif isinstance(event, ResponseStarted):
                 step.replies.extend(self._conversation.respond({}))
+            elif isinstance(event, ResponseBody):
+                self._conversation.let_go()
         return step.replies
 
     def closed(self, *, cancelled: bool, lost: bool = False) -> None:
@@ -131,12 +129,6 @@ def server_process(*what: str) -> Iterator[tuple[int, int]]:
             process.kill()
 
 
-def cpu_s(pid: int) -> float:
-    """User and system time of a process so far, with the scheduler's precision rather than the tick's."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
 # --- the conversations ------------------------------------------------------------------------------------------------
 
 
@@ -154,84 +146,43 @@ class Case:
     steps: tuple[Step, ...]
 
 
-def _headers(response: bool, end: bool) -> pb.HttpHeaders:
-    fields = {":status": "200", "content-type": "text/event-stream", "server": "uvicorn"}
-    if not response:
-        fields = {
-            ":method": "POST",
-            ":path": "/v1/chat/completions",
-            ":authority": "llm.example",
-            ":scheme": "http",
-            "user-agent": "openai-python/1.50",
-            "accept": "application/json",
-            "content-type": "application/json",
-            "authorization": "Bearer " + 40 * "x",
-            "x-forwarded-proto": "http",
-            "x-request-id": "6f1c5f3a-0d5c-9d3a-8f2f-1f5f5c1d2e3f",
-        }
-    values = [pb.HeaderValue(key=name, raw_value=value.encode()) for name, value in fields.items()]
-    return pb.HttpHeaders(headers=pb.HeaderMap(headers=values), end_of_stream=end)
+def _full_duplex(body_bytes: int, chunks: int = 0) -> tuple[Step, ...]:
+    """Nothing is answered before the body is there; then it comes back joined, in pieces of at most 62,000 bytes."""
+    modes = envoy.FULL_DUPLEX
+    request = [envoy.request_headers(modes, end=not body_bytes), *envoy.request_body(modes, envoy.chat(body_bytes))]
+    steps = [Step(tuple(request), 1 + -(-body_bytes // 62_000))]
+    if chunks:
+        steps.append(Step((envoy.response_headers(),), 1))
+        steps += [Step((envoy.response_chunk(end=i == chunks - 1),), 1) for i in range(chunks)]
+    return tuple(steps)
 
 
-def _request(body_bytes: int) -> Step:
-    """In FULL_DUPLEX_STREAMED: nothing is answered before the body is there."""
-    messages = [pb.ProcessingRequest(request_headers=_headers(False, end=not body_bytes)).SerializeToString()]
-    chunks = [min(16_384, body_bytes - start) for start in range(0, body_bytes, 16_384)]
-    for i, size in enumerate(chunks):
-        part = pb.HttpBody(body=b"x" * size, end_of_stream=i == len(chunks) - 1)
-        messages.append(pb.ProcessingRequest(request_body=part).SerializeToString())
-    # The body comes back joined, in pieces of at most 62,000 bytes.
-    return Step(tuple(messages), 1 + -(-body_bytes // 62_000))
-
-
-def _response(chunks: int) -> list[Step]:
-    steps = [Step((pb.ProcessingRequest(response_headers=_headers(True, end=False)).SerializeToString(),), 1)]
-    for i in range(chunks):
-        event = b'data: {"id":"cmpl-1","choices":[{"index":0,"delta":{"content":" token"}}]}\n\n'
-        part = pb.HttpBody(body=event, end_of_stream=i == chunks - 1)
-        steps.append(Step((pb.ProcessingRequest(response_body=part).SerializeToString(),), 1))
-    return steps
+def _to_the_first_token(body_bytes: int) -> tuple[Step, ...]:
+    """Each message is answered before the next one comes; the last answer ends the stream."""
+    modes = envoy.RECOMMENDED
+    (body,) = envoy.request_body(modes, envoy.chat(body_bytes))
+    messages = [envoy.request_headers(modes), body, envoy.response_headers(), envoy.response_chunk()]
+    return tuple(Step((message,), 1) for message in messages)
 
 
 CASES = (
-    Case("headers only", (_request(0),)),
-    Case("1 KB body", (_request(1_024),)),
-    Case("32 KB body", (_request(32_768),)),
-    Case("1 KB body, 100 chunks", (_request(1_024), *_response(100))),
+    Case("our bootstrap, 1 KB chat", _to_the_first_token(1_024)),
+    Case("headers only", _full_duplex(0)),
+    Case("1 KB chat", _full_duplex(1_024)),
+    Case("32 KB chat", _full_duplex(32_768)),
+    Case("1 KB chat, 100 chunks", _full_duplex(1_024, chunks=100)),
 )
 
 
-def framed(messages: Sequence[bytes]) -> bytes:
-    return b"".join(struct.pack(">BI", 0, len(message)) + message for message in messages)
-
-
 # --- load in lockstep -------------------------------------------------------------------------------------------------
-
-
-def _frames(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    pieces = [payload[start : start + 16_384] for start in range(0, len(payload), 16_384)] or [b""]
-    return b"".join(
-        struct.pack(">HBBBI", len(piece) >> 8, len(piece) & 255, kind, flags, stream_id) + piece for piece in pieces
-    )
 
 
 class Lockstep(asyncio.Protocol):
     """An HTTP/2 client just good enough to hold one conversation on each of many streams, over and over."""
 
     def __init__(self, case: Case) -> None:
-        self._steps = [(framed(step.messages), step.replies) for step in case.steps]
-        encoder = Encoder()
-        encoder.header_table_size = 0
-        self._block = encoder.encode(
-            [
-                (":method", "POST"),
-                (":scheme", "http"),
-                (":path", METHOD),
-                (":authority", "epp"),
-                ("content-type", "application/grpc"),
-                ("te", "trailers"),
-            ]
-        )
+        self._steps = [(envoy.framed(step.messages), step.replies) for step in case.steps]
+        self._block = envoy.call_block()
         self._next_id = 1
         self._state: dict[int, list[int]] = {}  # by stream: its step, replies still to come, and bytes of one
         self._rest = b""
@@ -243,9 +194,7 @@ class Lockstep(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        settings = _frames(4, 0, 0, struct.pack(">HIHI", 1, 0, 4, 2**30))
-        window = _frames(8, 0, 0, struct.pack(">I", 2**30))
-        self._out += [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", settings, window]
+        self._out.append(envoy.greeting())
         for _ in range(STREAMS_AT_ONCE):
             self._open()
         self._flush()
@@ -268,7 +217,7 @@ class Lockstep(asyncio.Protocol):
             self._count(stream_id, payload)
             self._received += len(payload)
             if self._received > 2**28:
-                self._out.append(_frames(8, 0, 0, struct.pack(">I", self._received)))
+                self._out.append(envoy.frames(8, 0, 0, struct.pack(">I", self._received)))
                 self._received = 0
         elif kind == 1 and flags & 1:
             del self._state[stream_id]
@@ -278,9 +227,9 @@ class Lockstep(asyncio.Protocol):
             elif not self._state:
                 self.idle.set()
         elif kind == 4 and not flags & 1:
-            self._out.append(_frames(4, 1, 0, b""))
+            self._out.append(envoy.frames(4, 1, 0, b""))
         elif kind == 6 and not flags & 1:
-            self._out.append(_frames(6, 1, 0, payload))
+            self._out.append(envoy.frames(6, 1, 0, payload))
         elif kind == 7 or (kind == 3 and stream_id in self._state):
             raise RuntimeError("the server broke off")
 
@@ -303,16 +252,16 @@ class Lockstep(asyncio.Protocol):
 
     def _open(self) -> None:
         stream_id, self._next_id = self._next_id, self._next_id + 2
-        self._out.append(_frames(1, 4, stream_id, self._block))
+        self._out.append(envoy.frames(1, 4, stream_id, self._block))
         state = self._state[stream_id] = [0, 0, 0]
         self._say(stream_id, state)
 
     def _say(self, stream_id: int, state: list[int]) -> None:
         if state[0] < len(self._steps):
             data, state[1] = self._steps[state[0]]
-            self._out.append(_frames(0, 0, stream_id, data))
+            self._out.append(envoy.frames(0, 0, stream_id, data))
         elif state[0] == len(self._steps):
-            self._out.append(_frames(0, 1, stream_id, b""))
+            self._out.append(envoy.frames(0, 1, stream_id, b""))
 
     def _flush(self) -> None:
         if self._out:
@@ -331,10 +280,10 @@ async def lockstep(case: Case, pid: int, port: int, seconds: float) -> tuple[flo
     _, client = await loop.create_connection(lambda: Lockstep(case), "127.0.0.1", port)
     async with asyncio.timeout(60):
         await until(lambda: client.completed >= STREAMS_AT_ONCE)  # they begin together, and so end in waves
-        before, cpu, started = client.completed, cpu_s(pid), loop.time()
+        before, cpu, started = client.completed, cpu_seconds(pid), loop.time()
         await asyncio.sleep(seconds)
         await until(lambda: client.completed - before >= 2 * STREAMS_AT_ONCE)
-    done, cpu, elapsed = client.completed - before, cpu_s(pid) - cpu, loop.time() - started
+    done, cpu, elapsed = client.completed - before, cpu_seconds(pid) - cpu, loop.time() - started
     client.stopping = True
     await asyncio.wait_for(client.idle.wait(), 60)
     return cpu / done * 1e6, done / elapsed
@@ -346,13 +295,13 @@ async def lockstep(case: Case, pid: int, port: int, seconds: float) -> tuple[flo
 def saturated(h2load: str, case: Case, pid: int, port: int, streams: int) -> tuple[float, float]:
     """µs of server CPU per stream, and streams per second."""
     with tempfile.NamedTemporaryFile() as body:
-        body.write(framed([message for step in case.steps for message in step.messages]))
+        body.write(envoy.framed([message for step in case.steps for message in step.messages]))
         body.flush()
         command = [h2load, "-c1", f"-m{STREAMS_AT_ONCE}", "-w24", "-W24", "-d", body.name]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers", f"http://127.0.0.1:{port}{METHOD}"]
-        cpu, started = cpu_s(pid), time.monotonic()
+        cpu, started = cpu_seconds(pid), time.monotonic()
         output = subprocess.run([*command, f"-n{streams}"], capture_output=True, text=True, check=True).stdout
-        cpu, elapsed = cpu_s(pid) - cpu, time.monotonic() - started
+        cpu, elapsed = cpu_seconds(pid) - cpu, time.monotonic() - started
     match = re.search(r"(\d+) succeeded", output)
     if match is None or int(match[1]) != streams:
         raise RuntimeError(f"h2load did not complete every stream:\n{output}")
@@ -362,36 +311,34 @@ def saturated(h2load: str, case: Case, pid: int, port: int, streams: int) -> tup
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def machine() -> str:
-    model = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
-    return f"{os.cpu_count()} × {model[1] if model else platform.machine()}, Python {platform.python_version()}"
-
-
 @dataclass(frozen=True)
 class Row:
-    """What one combination took, as medians over the rounds; and the best round."""
+    """What one combination took: µs of the server's CPU per stream, and streams per second."""
 
     case: str
     exchange: str
     load: str
     transport: str
-    cpu_us_per_stream: float
-    cpu_us_per_stream_best: float
-    streams_per_s: int
+    cpu_us_per_stream: Figure
+    streams_per_s: Figure
+
+    def as_json(self) -> dict[str, Any]:
+        figures = {"cpu_us_per_stream": self.cpu_us_per_stream, "streams_per_s": self.streams_per_s}
+        return {**vars(self), **{name: figure.as_json() for name, figure in figures.items()}}
 
 
-def measure(seconds: float, rounds: int) -> list[Row]:
+def measure(cases: Sequence[Case], seconds: float, rounds: int) -> list[Row]:
     taken: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
-    for case, exchange, _ in itertools.product(CASES, EXCHANGES, range(rounds)):
-        for transport in TRANSPORTS:
+    for case, exchange in itertools.product(cases, EXCHANGES):
+        print(f"{case.name}, {exchange} …", file=sys.stderr)
+        for _, transport in itertools.product(range(rounds), TRANSPORTS):
             with server_process(transport, exchange, case.name) as (pid, port):
                 for load, figures in loads(case, pid, port, seconds):
                     taken.setdefault((case.name, exchange, load, transport), []).append(figures)
     rows = []
     for key, figures_of_rounds in taken.items():
         costs, rates = zip(*figures_of_rounds, strict=True)
-        cost, best, rate = statistics.median(costs), min(costs), statistics.median(rates)
-        rows.append(Row(*key, round(cost, 1), round(best, 1), round(rate)))
+        rows.append(Row(*key, Figure.of(costs), Figure.of(rates)))
     return rows
 
 
@@ -404,25 +351,22 @@ def loads(case: Case, pid: int, port: int, seconds: float) -> Iterator[tuple[str
         yield "saturated", saturated(h2load, case, pid, port, max(2 * STREAMS_AT_ONCE, round(figures[1] * seconds)))
 
 
-def table(rows: Sequence[Row]) -> str:
-    by_key = {(row.case, row.exchange, row.load, row.transport): row for row in rows}
-    lines = [
-        "CPU µs per stream: median (best)",
-        f"{'case':24}{'exchange':14}{'load':11}{'grpc':>20}{'lean':>20}{'ratio':>8}",
-    ]
+def side_by_side(rows: Sequence[Row]) -> str:
+    by_key = {(row.case, row.exchange, row.load, row.transport): row.cpu_us_per_stream for row in rows}
+    lines = []
     for key in dict.fromkeys((row.case, row.exchange, row.load) for row in rows):
         grpc, lean = by_key[*key, "grpc"], by_key[*key, "lean"]
-        cells = [f"{row.cpu_us_per_stream} ({row.cpu_us_per_stream_best})" for row in (grpc, lean)]
-        ratio = grpc.cpu_us_per_stream / lean.cpu_us_per_stream
-        lines.append(f"{key[0]:24}{key[1]:14}{key[2]:11}{cells[0]:>20}{cells[1]:>20}{ratio:>7.1f}×")
-    return "\n".join(lines)
+        ratio = f"{grpc.median / lean.median:.1f}×"
+        lines.append({"case": key[0], "exchange": key[1], "load": key[2], "grpc": grpc, "lean": lean, "ratio": ratio})
+    return table(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", metavar="FILE", help="write the figures here")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only cases with this in their name")
+    add_json_option(parser)
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
@@ -431,17 +375,13 @@ def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(transport, exchange, case))
         return
-    rows = measure(arguments.seconds, arguments.rounds)
-    print(machine())
-    print(table(rows))
-    if arguments.json:
-        report = {
-            "machine": machine(),
-            "seconds": arguments.seconds,
-            "rounds": arguments.rounds,
-            "rows": [asdict(row) for row in rows],
-        }
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
+    cases = [case for case in CASES if arguments.only in case.name]
+    rows = measure(cases, arguments.seconds, arguments.rounds)
+    print(heading())
+    print("CPU µs per stream: median (best)")
+    print(side_by_side(rows))
+    settings = {"seconds": arguments.seconds, "rounds": arguments.rounds}
+    write({**settings, "rows": [row.as_json() for row in rows]}, arguments.json)
 
 
 if __name__ == "__main__":
