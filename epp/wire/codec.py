@@ -19,11 +19,12 @@ from epp.wire.protobuf import delimited
 from epp.wire.table import Kind, Side
 
 # The tags (a field's number and wire type) that headers and bodies begin with, and whether it is a body.
+_RESPONSE_BODY = 0x2A
 _PARTS = {
     0x12: (Side.REQUEST, False),
     0x1A: (Side.RESPONSE, False),
     0x22: (Side.REQUEST, True),
-    0x2A: (Side.RESPONSE, True),
+    _RESPONSE_BODY: (Side.RESPONSE, True),
 }
 _FIRST = 0x0A  # of `HttpBody.body`, `HttpHeaders.headers` and `HeaderMap.headers`
 _ENDS_BODY = b"\x10\x01"  # `HttpBody.end_of_stream`, set
@@ -98,6 +99,34 @@ class Reader:
         except (LookupError, ValueError, DecodeError):  # unusual at least, and maybe wrong
             pass
         return message if message is not None else decode(data, self._max_headers)
+
+    def response_chunk(self, data: bytes) -> bytes | None:
+        """The bytes of a response body's piece that is not empty and not the last, if the message is one and says the
+        same beside it as the message before; else `None`, which tells nothing. The short way for what comes most.
+        """
+        behind = self._behind
+        stop = len(data) - len(behind)
+        try:
+            if data[0] != _RESPONSE_BODY or not data.endswith(behind):
+                return None
+            # Lengths of one byte or two; more would be beyond what a chunk has.
+            size, at = data[1], 2
+            if size >= 0x80:
+                if data[2] >= 0x80:
+                    return None
+                size, at = size & 0x7F | data[2] << 7, 3
+            if at + size != stop or data[at] != _FIRST:
+                return None
+            size = data[at + 1]
+            at += 2
+            if size >= 0x80:
+                if data[at] >= 0x80:
+                    return None
+                size = size & 0x7F | data[at] << 7
+                at += 1
+        except IndexError:
+            return None
+        return data[at:stop] if size and at + size == stop else None
 
     def _body(self, side: Side, data: bytes) -> Message | None:
         at, stop = delimited(data, 1)

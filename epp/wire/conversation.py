@@ -104,10 +104,14 @@ _RELAYING = State.RELAYING
 _UNSEEN = State.UNSEEN
 _DONE = State.DONE
 _HEADERS_END = Kind.HEADERS_END
+_BODY = Kind.BODY
 _BODY_END = Kind.BODY_END
 _NATURAL = EndCause.NATURAL
 _CLIENT_GONE = EndCause.CLIENT_GONE
 _STREAMED = BodyMode.STREAMED
+_ECHO = Action.ECHO
+
+_ACKNOWLEDGED = replies.empty(_RESPONSE, _BODY)
 
 
 class Conversation:
@@ -129,6 +133,7 @@ class Conversation:
         "_observe",
         "_reader",
         "_ready",
+        "_relays",
         "_request",
         "_response",
         "_rewrite",
@@ -154,6 +159,7 @@ class Conversation:
         self._access_log: str | None = None
         self._answered: EndCause | None = None  # we answered the client ourselves
         self._let_go = False
+        self._relays: Action | None = None  # what is done with a chunk, if that needs no further look
         self._ended = False
         self.finished = False
 
@@ -165,6 +171,10 @@ class Conversation:
         Raises:
             ProtocolError: it cannot be read, or cannot come here. End the stream, and call `closed(broken=True)`.
         """
+        if self._relays is not None:
+            chunk = self._reader.response_chunk(data)
+            if chunk is not None:
+                return self._relay(chunk)
         step: Step = _new_step(([], []))
         if self.finished:
             return step
@@ -191,7 +201,28 @@ class Conversation:
             self.finished = not response.owed
         if modes.observing:
             step.replies.clear()
+        elif message.side is not _REQUEST:
+            self._look_for_a_short_way()
         return step
+
+    def _relay(self, chunk: bytes) -> Step:
+        """What `_echo` and `_pass_chunk` do with a chunk in the middle of a response that nobody changes."""
+        reply = replies.streamed_chunk(_RESPONSE, chunk, False) if self._relays is _ECHO else _ACKNOWLEDGED
+        events: list[Event] = [ResponseBody(chunk, False)] if self._observe and not self._ended else []
+        step: Step = _new_step((events, [reply]))
+        return step
+
+    def _finish(self) -> None:
+        self.finished = True
+        self._relays = None
+
+    def _look_for_a_short_way(self) -> None:
+        """Chunks are what comes most. While nothing but to pass them on is to be done, they skip the table."""
+        response = self._response
+        if response.state is _RELAYING and self._rewrite is None and not (response.owed or self.finished):
+            self._relays = response.action_on(_BODY)
+        else:
+            self._relays = None
 
     def closed(self, *, broken: bool = False) -> list[Event]:
         """The stream is over. To be called at the end of every stream, whoever ended it; harmless when repeated.
@@ -200,7 +231,7 @@ class Conversation:
             broken: the transport or the protocol failed, so nothing is known. Not for a stream that Envoy reset:
                 Envoy half-closes at the end of an exchange and resets soon after, whichever is noticed first.
         """
-        self.finished = True
+        self._finish()
         events: list[Event] = []
         if self._let_go:
             return events
@@ -265,7 +296,7 @@ class Conversation:
         if self._modes is None or self._ended or self.finished or self._observing:
             return []
         self._answered = EndCause.EVICTED if self._routed else EndCause.REJECTED
-        self.finished = True
+        self._finish()
         self._ready = None
         self._request.drop()
         self._response.drop()
@@ -282,7 +313,9 @@ class Conversation:
         if not self._response.owed:
             raise RuntimeError("no response waits to be answered")
         self.finished = self._response.state is _DONE
-        return self._response.settle([replies.response_headers(set_headers, self._drops_length)])
+        messages = self._response.settle([replies.response_headers(set_headers, self._drops_length)])
+        self._look_for_a_short_way()
+        return messages
 
     def let_go(self) -> bool:
         """End the stream before the response ends, if that is safe and something of the response is left.
@@ -297,7 +330,8 @@ class Conversation:
             and request.state in (_DONE, _UNSEEN)
         )
         self._let_go = safe and response.state is _RELAYING and not (self._ended or self.finished)
-        self.finished = self.finished or self._let_go
+        if self._let_go:
+            self._finish()
         return self._let_go
 
     @property

@@ -34,6 +34,10 @@ class Direction:
             raise ProtocolError(f"{kind.value!r} cannot come in state {self.state.value!r}") from None
         return action
 
+    def action_on(self, kind: Kind) -> Action:
+        """What the next part means, if it is of this kind. Raises `KeyError`: it cannot come here."""
+        return self._rows[self.state, kind][0]
+
     def send(self, messages: list[bytes], out: list[bytes]) -> None:
         """Put replies into `out`, or behind the answer that is due."""
         if self.owed:

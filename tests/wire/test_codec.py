@@ -1,11 +1,13 @@
 """Messages read by hand are what protobuf makes of the same bytes: the same content, or the same refusal."""
 
+import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as envoy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from epp.wire.codec import ProtocolError, Reader, decode
 from epp.wire.events import BodyMode
+from epp.wire.table import Kind, Side
 
 MAX_HEADERS = 6
 NAMESPACES = st.sampled_from(["envoy.lb", "envoy.lb.subset_hint", "other"])
@@ -91,7 +93,27 @@ def damaged(draw):
 def test_a_stream_is_read_as_protobuf_reads_each_message_alone(stream):
     reader = Reader(MAX_HEADERS)
     for data in stream:
-        assert described(reader.read, data) == described(lambda data: decode(data, MAX_HEADERS), data)
+        expected = described(lambda data: decode(data, MAX_HEADERS), data)
+        chunk = reader.response_chunk(data)
+        if chunk is not None:
+            beside = described(reader.read, data)[4]
+            assert expected == (Side.RESPONSE, Kind.BODY, chunk, None, beside)
+            assert chunk
+        assert described(reader.read, data) == expected
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 250, 16_000])
+def test_a_chunk_like_the_one_before_is_read_the_short_way(size):
+    def message(body, end=False):
+        return envoy.ProcessingRequest(response_body={"body": body, "end_of_stream": end}, metadata_context={})
+
+    reader = Reader(MAX_HEADERS)
+    chunk = message(b"x" * size).SerializeToString()
+    assert reader.response_chunk(chunk) is None  # what it says beside has not been seen
+    reader.read(chunk)
+    assert reader.response_chunk(chunk) == b"x" * size
+    for other in (message(b"x", end=True), message(b"")):
+        assert reader.response_chunk(other.SerializeToString()) is None
 
 
 def test_what_stands_behind_one_body_is_not_taken_for_that_of_the_next():
