@@ -109,6 +109,21 @@ class Sample:
         return self.result.chunks / self.result.completed
 
 
+def reference_ms(cores: frozenset[int]) -> float:
+    """CPU time of a fixed piece of Python there, now: what the machine's own speed is just then.
+
+    Virtual machines swing by a factor of two within minutes; figures taken at another reference do not compare.
+    """
+    with pinned(cores):
+        started_s = time.thread_time()
+        known = {number: number for number in range(100)}
+        for number in range(100_000):
+            pair = [known.get(number % 100, 0), number]
+            pair.sort()
+            known[number % 100] = pair[0]
+        return (time.thread_time() - started_s) * 1e3
+
+
 def family(pid: int) -> list[int]:
     """A process and all that it has started, and so on."""
     children: list[str] = []

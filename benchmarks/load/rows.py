@@ -15,6 +15,7 @@ class Row:
         rate: of an open loop, requests/s; 0 is a closed loop, whose latencies are queues and so not compared.
         picker_best_us: of the round that other load on the machine disturbed least.
         picker_busy_ratio, idle_picker_ratio: of one core, under the load and without any.
+        reference_ms: of the machine meanwhile, see `rig.reference_ms`.
         chunks: HTTP chunks per answer as the client got them.
         picker_messages, picker_bytes: what Envoy sent the picker.
     """
@@ -26,6 +27,7 @@ class Row:
     picker_best_us: float
     picker_busy_ratio: float
     idle_picker_ratio: float
+    reference_ms: float
     envoy_us: float
     chunks: float
     picker_messages: float
@@ -50,7 +52,14 @@ def median(samples: Sequence[Sample], figure: Callable[[Sample], float]) -> floa
     return statistics.median(map(figure, samples))
 
 
-def row_of(case: str, rate: float, idle_ratio: float, samples: Sequence[Sample], alone: Sequence[Sample]) -> Row:
+def row_of(
+    case: str,
+    rate: float,
+    idle_ratio: float,
+    references_ms: Sequence[float],
+    samples: Sequence[Sample],
+    alone: Sequence[Sample],
+) -> Row:
     row = Row(
         case=case,
         rate=rate,
@@ -59,6 +68,7 @@ def row_of(case: str, rate: float, idle_ratio: float, samples: Sequence[Sample],
         picker_best_us=min(sample.cpu_us["picker"] for sample in samples),
         picker_busy_ratio=median(samples, lambda sample: sample.busy_ratio["picker"]),
         idle_picker_ratio=idle_ratio,
+        reference_ms=statistics.median(references_ms),
         envoy_us=median(samples, lambda sample: sample.cpu_us["envoy"]),
         chunks=median(samples, lambda sample: sample.chunks_per_request),
         picker_messages=median(samples, lambda sample: sample.picker_messages),
@@ -85,6 +95,7 @@ def shown(row: Row) -> Mapping[str, object]:
         "best": row.picker_best_us,
         "busy": row.picker_busy_ratio,
         "idle": row.idle_picker_ratio,
+        "ref ms": row.reference_ms,
         "Envoy µs": row.envoy_us,
         "alone µs": row.alone_envoy_us,
         "messages": row.picker_messages,
