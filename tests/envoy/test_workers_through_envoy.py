@@ -4,12 +4,13 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
 import pytest
 from load import Site, load, metrics_of
-from stack import eventually
+from stack import eventually as within
 
 from epp.sim.picker_process import PickerProcess
 
@@ -21,7 +22,7 @@ pytestmark = [
 
 FLAGS = ["--transport", "lean", "--workers", "2"]
 REQUESTS, RESTARTS = "llm_d_epp_request_total", "llm_d_epp_worker_restarts_total"
-PER_SERVER = 14  # requests that a server may have at once
+PER_SERVER = 20  # requests that a server may have at once: three connections of 16 in all
 CONFIG = f"""
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -38,6 +39,10 @@ schedulingProfiles:
   - pluginRef: max-score-picker
 """
 ASKED = {"model": "m", "prompt": "there was a server that had seen it all before. " * 80, "stream": True}
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+    await within(holds, timeout_s=60.0)
 
 
 async def ask(site: Site) -> aiohttp.ClientResponse:
@@ -57,7 +62,7 @@ def lives(pid: int) -> bool:
 
 
 async def test_workers_know_what_the_other_has_in_flight_and_cached_and_end_with_their_parent() -> None:
-    """As a gateway, so that streams stay open: Envoy needs two connections for them, and each worker gets one."""
+    """As a gateway, so that streams stay open and Envoy needs three connections for them, of which each worker gets one at least."""
     flags = [*FLAGS, "--config-text", CONFIG]
     async with load(bootstrap="gateway", behaviours=["stream", "stream"], flags=flags) as site:
         picker = site.pickers[0]
@@ -139,8 +144,6 @@ async def test_a_worker_that_is_killed_costs_no_request_and_the_end_is_in_good_o
         pids = await pids_of(picker)
         await picker.signal(signal.SIGTERM)
         await eventually(lambda: asyncio.to_thread(lambda: '"message":"draining' in picker.log()))
-        async with site.client.get(f"{picker.metrics_url}/readyz") as response:
-            assert response.status == 503
         answered = asyncio.gather(*(site.ask(answers) for _ in range(5)))  # still served
         await eventually(lambda: asyncio.to_thread(lambda: '"message":"closing' in picker.log()))
         site.go_on()

@@ -109,7 +109,7 @@ class Picker(RuleBasedStateMachine):
                 assert ledger.in_flight(endpoint.id) == self.truth.in_flight(endpoint.id)
 
 
-Picker.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+Picker.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestPicker = Picker.TestCase
 
 
