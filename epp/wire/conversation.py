@@ -110,6 +110,7 @@ _NATURAL = EndCause.NATURAL
 _CLIENT_GONE = EndCause.CLIENT_GONE
 _STREAMED = BodyMode.STREAMED
 _ECHO = Action.ECHO
+_RELAYING_ACTIONS = (_ECHO, Action.PASS_CHUNK)  # after which things are as before
 
 _ACKNOWLEDGED = replies.empty(_RESPONSE, _BODY)
 
@@ -219,10 +220,11 @@ class Conversation:
     def _look_for_a_short_way(self) -> None:
         """Chunks are what comes most. While nothing but to pass them on is to be done, they skip the table."""
         response = self._response
+        self._relays = None
         if response.state is _RELAYING and self._rewrite is None and not (response.owed or self.finished):
-            self._relays = response.action_on(_BODY)
-        else:
-            self._relays = None
+            action = response.action_on(_BODY)
+            if action in _RELAYING_ACTIONS:
+                self._relays = action
 
     def closed(self, *, broken: bool = False) -> list[Event]:
         """The stream is over. To be called at the end of every stream, whoever ended it; harmless when repeated.
