@@ -107,6 +107,16 @@ class Site:
         for server in self.servers:
             server.go_on.clear()
 
+    async def rely_on_records(self) -> None:
+        """Ask until the picker knows that Envoy's access log comes."""
+
+        async def relied_on() -> bool:
+            async with self.client.get(f"{self.envoy.url}/v1/models") as response:
+                await response.read()
+            return (await metrics_of(self.pickers[0])).total("llm_d_epp_access_log_relied_on") == 1
+
+        await eventually(relied_on, timeout_s=30.0)
+
     # --- what is left of it ---------------------------------------------------------------------------------------
 
     async def is_idle(self, picker: PickerProcess) -> bool:
