@@ -82,11 +82,9 @@ class Calls:
             stream.half_close()
 
     def receive(self, stream: LeanStream, data: bytes, start: int, end: int) -> None:
-        """Of the call's messages, the bytes between two places."""
+        """Of the call's messages, the bytes between two places, if they are not just one (`LeanStream.take_whole`)."""
         before_bytes = stream.unfinished_bytes
         stream.receive(data, start, end)
-        if stream.reader is None and not before_bytes:
-            return  # whole messages, as nearly always
         after_bytes = stream.unfinished_bytes
         if after_bytes != before_bytes:
             self._unfinished_bytes += after_bytes - before_bytes

@@ -191,7 +191,7 @@ class Connection:
         if flags & frames.PADDED:
             data = frames.unpad(flags, data[start:end])
             start, end = 0, len(data)
-        if end > start:
+        if end > start and not stream.take_whole(data, start, end):
             self._calls.receive(stream, data, start, end)
         if ends:
             stream.half_close()

@@ -124,38 +124,49 @@ class LeanStream:
         """Forget a message that has begun. What follows would be read as a new one."""
         self.reader = None
 
+    def take_whole(self, data: bytes, start: int, end: int) -> bool:
+        """Answer the one message that the bytes between two places are. False if they are anything else."""
+        if self.reader is not None:
+            return False
+        message = whole_message(data, start, end, self._max_message_bytes)
+        if message is None:
+            return False
+        self._answer(message)
+        return True
+
     def receive(self, data: bytes, start: int, end: int) -> None:
-        """Of messages, the bytes between two places. Replies are queued; whatever goes wrong ends this stream alone."""
+        """Of messages, the bytes between two places."""
+        queue = self.queue
+        if queue.ending is not None:
+            return
+        if self.reader is None:
+            self.reader = MessageReader(self._encoding, self._max_message_bytes)
+        try:
+            for message in self.reader.feed(data, start, end):
+                self._answer(message)
+                if queue.ending is not None:
+                    return
+        except RpcFault as fault:
+            queue.end(fault.status, fault.message)
+        if not self.reader.unfinished_bytes:
+            self.reader = None
+
+    def _answer(self, message: bytes) -> None:
+        """Replies are queued; whatever goes wrong ends this stream and no other."""
         exchange, queue = self._exchange, self.queue
         if exchange is None or queue.ending is not None:
             return
+        self.spoken = True
         try:
-            if self.reader is None:
-                message = whole_message(data, start, end, self._max_message_bytes)
-                if message is not None:
-                    self._answer(exchange, message)
-                    return
-                self.reader = MessageReader(self._encoding, self._max_message_bytes)
-            for message in self.reader.feed(data, start, end):
-                self._answer(exchange, message)
-                if queue.ending is not None:
-                    return
-            if not self.reader.unfinished_bytes:
-                self.reader = None
+            replies = exchange.receive(message)
+            if replies:
+                queue.send(replies)
+            if exchange.finished:
+                queue.end(_OK)
         except ProtocolError:
             queue.end(Status.INVALID_ARGUMENT, "not an ext_proc message")
-        except RpcFault as fault:
-            queue.end(fault.status, fault.message)
         except Exception:
             self._fail()
-
-    def _answer(self, exchange: Exchange, message: bytes) -> None:
-        self.spoken = True
-        replies = exchange.receive(message)
-        if replies:
-            self.queue.send(replies)
-        if exchange.finished:
-            self.queue.end(_OK)
 
     def half_close(self) -> None:
         """The peer sends nothing more: what is queued is sent, and that is the end."""
