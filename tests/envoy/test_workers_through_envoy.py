@@ -62,7 +62,7 @@ def lives(pid: int) -> bool:
 
 
 async def test_workers_know_what_the_other_has_in_flight_and_cached_and_end_with_their_parent() -> None:
-    """As a gateway, so that streams stay open and Envoy needs three connections for them, of which each worker gets one at least."""
+    """As a gateway, so that streams stay open and Envoy needs three connections: each worker gets one at least."""
     flags = [*FLAGS, "--config-text", CONFIG]
     async with load(bootstrap="gateway", behaviours=["stream", "stream"], flags=flags) as site:
         picker = site.pickers[0]

@@ -16,13 +16,18 @@ and decide by themselves, each with a whole copy of what a decision reads, so th
     link            one worker as the parent sees it, through its lives
     fork_server     a process that has everything loaded and no threads: workers are its forks
     worker          one worker
+    feeds           what the parent tells all workers
     channel         messages between two processes
     messages        what they are
-    handoff         sockets to workers, and who gets the next
+    handoff         sockets from the parent to workers
+    balance         which worker gets the next, and which lets go of some
     shared_load     the memory that all see
     pool_feed       the pool, from the parent to a worker
     counts          counts of metrics, as differences
     replicas        what plugins tell their peers
+    records         access log records that came to the wrong worker
+    batches         what is collected for a moment and sent together
+    parent          how all this comes to be, and several workers' pages as one
 
 A worker that dies takes its connections with it; nothing of what it held in flight remains, and it is started anew.
 When the parent dies, so does every worker.

@@ -21,6 +21,7 @@ from epp.server.health import HealthState
 from epp.server.serving import ext_proc_addresses
 from epp.server.state import PickerState
 from epp.server.tls import KeyPair
+from epp.server.workers import balance
 from epp.server.workers.channel import Frame, packed, with_header
 from epp.server.workers.counts import CountReceiver
 from epp.server.workers.feeds import Feeds
@@ -38,7 +39,6 @@ LOOK_INTERVAL_S = 1.0
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 2.0
 KILL_AFTER_S = 10.0  # beyond the grace of open streams
-UNEVEN_CONNECTIONS = 2  # more than another has, and a worker lets go of half of the difference
 
 
 class Supervisor:
@@ -241,14 +241,13 @@ class Supervisor:
             if link.hangs and link.pid is not None:
                 logger.error("worker %d (process %d) does nothing any more: it is killed", link.number, link.pid)
                 os.kill(link.pid, signal.SIGKILL)
-        ready = sorted((link for link in self._links if link.ready), key=lambda link: link.connections)
-        if ready and (more := ready[-1].connections - ready[0].connections) >= UNEVEN_CONNECTIONS:
-            ready[-1].send(Kind.SHED, more // 2)
+        if (uneven := balance.to_let_go(self._links)) is not None:
+            link, connections = uneven
+            link.send(Kind.SHED, connections)
 
     def _give(self, connection: socket.socket, listener: int) -> bool:
-        """To the worker with the fewest; of several to the one that got one longest ago."""
-        ready = [link for link in self._links if link.ready]
-        for link in sorted(ready, key=lambda link: (link.connections, link.given)):
+        """To the first worker that takes it."""
+        for link in balance.in_turn(self._links):
             if link.hand_over(connection, listener):
                 self._given += 1
                 link.given = self._given
