@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import aiohttp
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -152,6 +153,17 @@ class Stack:
     async def picker_state(self) -> Any:
         """The picker's `/debug/state`."""
         return await self.picker.state()
+
+    async def rely_on_records(self) -> None:
+        """Ask until the picker knows that Envoy's access log comes."""
+        async with aiohttp.ClientSession() as client:
+
+            async def relied_on() -> bool:
+                async with client.get(f"{self.url}/v1/models") as response:
+                    await response.read()
+                return (await self.picker_metrics()).total("llm_d_epp_access_log_relied_on") == 1
+
+            await eventually(relied_on, timeout_s=30.0)
 
     async def is_idle(self) -> bool:
         """Nothing is reserved in the picker and no server works."""
