@@ -1,11 +1,15 @@
 """One request through the director, on the real pipeline: what it becomes, where it goes, what its end leaves."""
 
+import gc
 import random
+from collections.abc import Callable
+from uuid import UUID
 
 import orjson
 import pytest
 from envoy_messages import response_body, response_headers
 from picker_in_memory import ADDRESSES, IDLE, THREE_ADDRESSES, World
+from predicting_picker import predicting_world
 
 from epp.director import Arrival, Assignment, DirectorOptions, Refusal
 from epp.endings import EndCause
@@ -265,3 +269,28 @@ def test_a_server_that_is_idle_again_is_used_again() -> None:
     assert ADDRESSES[0] not in busy
     world.report(ADDRESSES[0], IDLE)
     assert ADDRESSES[0] in [routed(world, arrival(completion(f"{i}"))).decision.destination for i in range(40)]
+
+
+# --- what it costs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [World, predicting_world])
+def test_a_request_leaves_nothing_for_the_garbage_collector(world: Callable[[], World]) -> None:
+    """Reference cycles would be found by collections, which stop everything for as long as they look."""
+    picker = world()
+    gc.collect()
+    gc.disable()
+    try:
+        for i in range(50):
+            end(picker, routed(picker, arrival(completion(f"{PROMPT}{i}", stream=True))))
+            refused(picker, arrival(b"{not json"))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_a_request_without_an_id_gets_a_uuid() -> None:
+    world = World()
+    ids = {routed(world, arrival(completion())).cycle.set_headers["x-request-id"] for _ in range(100)}
+    assert len(ids) == 100
+    assert all(str(UUID(text)) == text and UUID(text).version == 4 for text in ids)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from epp.inference.request import Request
 from epp.latency.types import Target
 from epp.observe import buckets
-from epp.observe.cardinality import RequestLabels
+from epp.observe.cardinality import LabelSet
 from epp.observe.families import Buckets, Families, Histogram, Value
 from epp.observe.legacy import BY_MODEL, Twin
 from epp.observe.predictor import PredictorMetrics
@@ -22,8 +22,7 @@ NO_OBJECTIVE = ""
 
 
 class LatencyMetrics:
-    def __init__(self, families: Families, labels: RequestLabels, objectives: Collection[str]) -> None:
-        self._labels = labels
+    def __init__(self, families: Families, objectives: Collection[str]) -> None:
         self._objectives = objectives
         counter, gauge, histogram = families.counter, families.gauge, families.histogram
 
@@ -98,11 +97,11 @@ class LatencyMetrics:
         observers: dict[str, Observe] = {
             "request_slo_checked": self._checked,
             "request_slo_violation": self._violated,
-            "prediction_fallback": lambda seen, _: self._fallbacks[_label(seen, "reason"),].inc(),
-            "prediction_samples_dropped": lambda seen, _: self._dropped[_label(seen, "reason"),].inc(),
-            "slo_header_invalid": lambda seen, _: self._invalid[_label(seen, "header"),].inc(),
-            "slow_start_requests": lambda seen, _: self._slow_starts[()].inc(),
-            "admission_denied": lambda seen, _: self._denied[seen.plugin_name, seen.plugin_type].inc(),
+            "prediction_fallback": lambda seen, *_: self._fallbacks[_label(seen, "reason"),].inc(),
+            "prediction_samples_dropped": lambda seen, *_: self._dropped[_label(seen, "reason"),].inc(),
+            "slo_header_invalid": lambda seen, *_: self._invalid[_label(seen, "header"),].inc(),
+            "slow_start_requests": lambda seen, *_: self._slow_starts[()].inc(),
+            "admission_denied": lambda seen, *_: self._denied[seen.plugin_name, seen.plugin_type].inc(),
         }
         for target in Target:
             name = target.value
@@ -117,8 +116,8 @@ class LatencyMetrics:
         """Observes a time in `family`, and as the last one of its type."""
         series: dict[tuple[str, ...], tuple[Buckets, Value]] = {}  # as many as the family has
 
-        def observe(seen: Observation, request: Request) -> None:
-            by_plugin = self._by_plugin(seen, request)
+        def observe(seen: Observation, request: Request, labels: LabelSet) -> None:
+            by_plugin = _by_plugin(seen, labels)
             both = series.get(by_plugin)
             if both is None:
                 both = series[by_plugin] = family[by_plugin], self._last[*by_plugin, last]
@@ -127,20 +126,16 @@ class LatencyMetrics:
 
         return observe
 
-    def _checked(self, seen: Observation, request: Request) -> None:
+    def _checked(self, seen: Observation, request: Request, labels: LabelSet) -> None:
         kind = _label(seen, "type")
         self._with_target[self._objective(request), kind].inc()
-        self._last[*self._by_plugin(seen, request), f"{kind}_slo_violation"].set(0)
+        self._last[*_by_plugin(seen, labels), f"{kind}_slo_violation"].set(0)
 
-    def _violated(self, seen: Observation, request: Request) -> None:
-        kind, by_plugin = _label(seen, "type"), self._by_plugin(seen, request)
+    def _violated(self, seen: Observation, request: Request, labels: LabelSet) -> None:
+        kind, by_plugin = _label(seen, "type"), _by_plugin(seen, labels)
         self.violations[*by_plugin, kind].inc()
         self._missed[self._objective(request), kind].inc()
         self._last[*by_plugin, f"{kind}_slo_violation"].set(1)
-
-    def _by_plugin(self, seen: Observation, request: Request) -> tuple[str, str, str, str]:
-        model, target_model, _, _ = self._labels.of(request)
-        return seen.plugin_name, seen.plugin_type, model, target_model
 
     def _objective(self, request: Request) -> str:
         """Objectives that are not configured are the client's words, and not told apart."""
@@ -165,3 +160,7 @@ class LatencyMetrics:
 
 def _label(seen: Observation, name: str) -> str:
     return dict(seen.labels)[name]
+
+
+def _by_plugin(seen: Observation, labels: LabelSet) -> LabelSet:
+    return seen.plugin_name, seen.plugin_type, labels[0], labels[1]

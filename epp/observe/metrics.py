@@ -59,11 +59,11 @@ class Metrics:
             build_ref: the version that runs, a label of the info gauge.
         """
         self.families = families = Families(registry)
-        labels = RequestLabels()
+        labels = self._labels = RequestLabels()
         self.requests = RequestMetrics(families, labels)
         self.pool = PoolMetrics(families, pool_name)
         self.plugins = SchedulingMetrics(families, labels, clock)
-        self.latency = LatencyMetrics(families, labels, objectives)
+        self.latency = LatencyMetrics(families, objectives)
         self._observers = {**self.plugins.observers(), **self.latency.observers()}
         self.signals = SignalMetrics(families)
         self.access_log = AccessLogMetrics(families)
@@ -100,12 +100,15 @@ class Metrics:
 
     def plugins_observed(self, cycle: Cycle) -> None:
         """Count what plugins left in the cycle, and take it out."""
+        if not cycle.observations:
+            return
+        labels = self._labels.of(cycle.request)
         for seen in cycle.observations:
             observe = self._observers.get(seen.family)
             if observe is None:
                 self.plugins.not_a_metric(seen)
             else:
-                observe(seen, cycle.request)
+                observe(seen, cycle.request, labels)
         cycle.observations.clear()
 
     def _twins(self) -> list[Twin]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from epp.inference.request import Request
 from epp.observe import buckets
-from epp.observe.cardinality import RequestLabels
+from epp.observe.cardinality import LabelSet, RequestLabels
 from epp.observe.families import Families
 from epp.observe.logs import OncePer
 from epp.pool.snapshot import Snapshot
@@ -15,8 +15,8 @@ from epp.scheduling.plugin import Plugin
 
 logger = logging.getLogger(__name__)
 
-Observe = Callable[[Observation, Request], None]
-"""Counts what a plugin observed of a request."""
+Observe = Callable[[Observation, Request, LabelSet], None]
+"""Counts what a plugin observed of a request, which has these labels."""
 
 PLUGIN_LABELS = ("extension_point", "plugin_type", "plugin_name")
 FAILURE_LOG_INTERVAL_S = 60.0
@@ -96,9 +96,9 @@ class SchedulingMetrics:
     def observers(self) -> Mapping[str, Observe]:
         """Who counts what plugins observe, by family."""
         return {
-            "prefix_indexer_hit_ratio": lambda seen, _: self.prefix_hit_ratio[_plugin_of(seen)].observe(seen.value),
-            "prefix_indexer_hit_bytes": lambda seen, _: self.prefix_hit_bytes[_plugin_of(seen)].observe(seen.value),
-            "prefix_indexer_size": lambda seen, _: self.prefix_size[_plugin_of(seen)].set(seen.value),
+            "prefix_indexer_hit_ratio": lambda seen, *_: self.prefix_hit_ratio[_plugin_of(seen)].observe(seen.value),
+            "prefix_indexer_hit_bytes": lambda seen, *_: self.prefix_hit_bytes[_plugin_of(seen)].observe(seen.value),
+            "prefix_indexer_size": lambda seen, *_: self.prefix_size[_plugin_of(seen)].set(seen.value),
         }
 
     def not_a_metric(self, seen: Observation) -> None:

@@ -133,24 +133,26 @@ class _ProfileRun:
     def _filtered(self, cycle: Cycle, candidates: Candidates) -> tuple[Candidates, tuple[FilterStep, ...]]:
         """Who is left, up to the filter that leaves nobody."""
         steps: list[FilterStep] = []
+        after = len(candidates)
         timer = self._instruments.timer
         began_s = timer()
         for plugin, narrow, took in self._filters:
-            before, reason = len(candidates), ""
+            before, reason = after, ""
             try:
                 left = narrow(cycle, candidates)
-                if len(left) > before:
-                    raise ValueError(f"a filter made {len(left)} candidates out of {before}")
-                if len(left) < before:
-                    reason = plugin.drop_reason()
-                candidates = left
+                if left is not candidates:
+                    if len(left) > before:
+                        raise ValueError(f"a filter made {len(left)} candidates out of {before}")
+                    if len(left) < before:
+                        reason = plugin.drop_reason()
+                    candidates, after = left, len(left)
             except Exception as error:
                 self._instruments.failed(ExtensionPoint.FILTER, plugin, cycle, error)
             ended_s = timer()
             took(ended_s - began_s)
             began_s = ended_s
-            steps.append(FilterStep(plugin.name, before, len(candidates), reason))
-            if not len(candidates):
+            steps.append(FilterStep(plugin.name, before, after, reason))
+            if not after:
                 break
         return candidates, tuple(steps)
 

@@ -1,3 +1,4 @@
+import random
 from math import exp, log
 
 import numpy as np
@@ -68,3 +69,19 @@ def test_another_model_starts_from_what_training_found() -> None:
     bias.rebase({"a": (0.3, 30.0), "b": (-0.3, 30.0)})
     assert set(bias.factors()) == {"a", "b"}
     assert bias.of(["a", "b"]) == pytest.approx([0.27, -0.27], abs=0.01)
+
+
+def test_factors_are_those_of_the_biases_whatever_came_between() -> None:
+    rng = random.Random(5)
+    bias, pool, part = EndpointBias(), ("a", "b", "c", "d"), ("d", "a", "never heard of")
+    for _ in range(400):
+        endpoint = rng.choice("abcdxy")
+        match rng.randrange(12):
+            case 0:
+                bias.forget(endpoint)
+            case 1:
+                bias.rebase({name: (rng.uniform(-1, 1), 5.0) for name in rng.sample("abcd", 3)})
+            case _:
+                bias.observe(endpoint, rng.gauss(0.3, 0.5))
+        for asked in (pool, pool, part)[: rng.randrange(4)]:
+            assert bias.factors_of(asked) == pytest.approx(np.exp(bias.of(asked)))

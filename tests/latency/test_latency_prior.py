@@ -112,3 +112,16 @@ def test_a_state_of_other_terms_is_refused() -> None:
     state["ttft"]["moment"] = [1.0]
     with pytest.raises(ValueError, match="terms"):
         Prior().restore(state)
+
+
+def test_samples_added_up_together_teach_what_they_teach_one_by_one() -> None:
+    together, one_by_one = Prior(), Prior()
+    rng = np.random.default_rng(0)
+    for _ in range(600):
+        row = feature_matrix(situation(prompt_tokens=float(rng.integers(10, 4000)), in_flight=float(rng.integers(99))))
+        actual = {Target.TTFT: float(rng.lognormal(5, 1)), Target.TPOT: float(rng.lognormal(2, 1))}
+        for prior in (together, one_by_one):
+            prior.learn(row[0], actual)
+        one_by_one.state()  # takes in what waits
+    for target, terms in one_by_one.coefficients().items():
+        assert together.coefficients()[target] == pytest.approx(terms, rel=1e-9)

@@ -106,3 +106,26 @@ def test_header_label_affinity_scorer():
     candidates = pool(labels=[{"zone": "a"}, {"zone": "b"}, {}])
     assert scores(plugin, candidates, headers={"x-zone": "b"}) == [0, 1, 0]
     assert scores(plugin, candidates) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("plugin_type", ["queue-scorer", "kv-cache-utilization-scorer", "running-requests-size-scorer"])
+def test_scores_that_are_kept_follow_what_is_believed(plugin_type):
+    """Requests that see the same snapshot share what was worked out; not when a value has grown too old meanwhile."""
+    known = {"waiting_requests": 3, "kv_cache_usage_ratio": 0.5, "running_requests": 3}
+    idle = dict.fromkeys(known, 0)
+    old, new = signals(**known), signals(scraped_at_s=NOW_S + 1, **idle)
+    plugin, candidates = make(plugin_type), pool(old, new, signals(scraped_at_s=NOW_S + 1, **known))
+    at_first = scores(plugin, candidates)
+    assert scores(plugin, candidates, now_s=NOW_S + STALE_AFTER_S) == at_first
+    later = scores(plugin, candidates, now_s=NOW_S + STALE_AFTER_S + 0.5)
+    assert later == scores(make(plugin_type), pool(*candidates.snapshot.signals), now_s=NOW_S + STALE_AFTER_S + 0.5)
+    assert later != at_first
+    unknown = scores(plugin, candidates, now_s=NOW_S + 60)
+    assert unknown == [0.5, 0.5, 0.5]
+
+
+def test_what_is_kept_of_one_snapshot_is_not_used_for_another():
+    plugin = make("queue-scorer")
+    assert scores(plugin, queues(0, 5, 10)) == [1, 0.5, 0]
+    assert scores(plugin, queues(10, 5, 0)) == [0, 0.5, 1]
+    assert scores(plugin, queues(0, 5, 10).where(np.array([False, True, True]))) == [1, 0]

@@ -139,6 +139,22 @@ def test_real_memory_is_what_the_documentation_says(blocks):
     assert ENTRY_BYTES / 2 <= held_bytes / blocks <= ENTRY_BYTES
 
 
+def test_what_many_servers_share_weighs_less_on_each():
+    rng = random.Random(7)
+    chains = [[rng.getrandbits(HASH_BITS) for _ in range(500)] for _ in range(4)]
+    tracemalloc.start()
+    try:
+        index = PrefixIndex(PLENTY)
+        for chain in chains:
+            for i in range(20):
+                index.insert(f"ns/{i}", [int(str(h)) for h in chain], PLENTY)
+        held_bytes, _peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(index) == 20 * 4 * 500
+    assert held_bytes / len(index) <= 0.75 * ENTRY_BYTES
+
+
 def test_a_burst_of_unique_long_prompts_never_passes_the_bound():
     bound_bytes = 1000 * ENTRY_BYTES
     index = PrefixIndex(bound_bytes)

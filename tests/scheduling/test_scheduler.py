@@ -178,3 +178,27 @@ def test_equal_endpoints_get_bitwise_equal_totals(size: int, value: float, weigh
     result = decided(one_profile(scorers=scorers), size).profiles["default"]
     assert result is not None
     assert len(set(result.totals.tolist())) == 1
+
+
+def test_what_is_kept_of_scores_that_stay_never_outlives_them() -> None:
+    """A scorer that gives the same array again has said the same again, unless it may have written to it."""
+    fixed, other, changing = np.array([0.2, 0.9]), np.array([0.7, 0.1]), np.array([0.5, 0.5])
+    fixed.flags.writeable = other.flags.writeable = False
+    given: list[Any] = [fixed]
+    scorers = [
+        (fake(roles.Scorer, "first", score=lambda cycle, candidates: given[0]), 2.0),
+        (fake(roles.Scorer, "second", score=lambda cycle, candidates: other), 1.0),
+        (fake(roles.Scorer, "changing", score=lambda cycle, candidates: changing), 1.0),
+    ]
+    scheduler = one_profile(scorers=scorers)
+
+    def totals() -> list[float]:
+        result = decided(scheduler, 2).profiles["default"]
+        assert result is not None
+        return [float(total) for total in result.totals]
+
+    for first in (fixed, fixed, other, other, fixed):
+        given[0] = first
+        for value in (0.5, 0.25):
+            changing[:] = value
+            assert totals() == [2.0 * f + o + value for f, o in zip(first, other, strict=True)]
