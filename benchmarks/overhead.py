@@ -36,7 +36,7 @@ class Case:
     Attributes:
         body_bytes: 0 is a request without a body.
         tokens: of a streamed answer, an event each; 0 is a JSON answer.
-        interval_us: between two events; 0 is as fast as they are taken.
+        interval_us: between two events; 0 is as fast as they are taken, as all are after `paced_tokens`.
         connections: 0 for as many as fill Envoy's cores (see `filling`).
         rate: of an open loop, requests/s; 0 is a closed loop.
         seconds: at least so long is measured.
@@ -49,12 +49,13 @@ class Case:
     tokens: int = 100
     connections: int = 0
     interval_us: int = 0
+    paced_tokens: int = 1_000_000
     rate: float = 0.0
     seconds: float = 0.0
     alone: bool = True
 
     def load(self, seconds: float) -> Load:
-        answer_s = self.tokens * self.interval_us / 1e6
+        answer_s = min(self.tokens, self.paced_tokens) * self.interval_us / 1e6
         return Load(
             port=0,
             connections=self.connections or 64,
@@ -69,6 +70,7 @@ class Case:
             stream=int(self.tokens > 0),
             first_gap_us=self.interval_us or PAUSE_US,
             interval_us=self.interval_us,
+            paced_tokens=self.paced_tokens,
             headers=SLOS if self.setup.profile == "predicted" else (),
         )
 
@@ -79,8 +81,8 @@ CASES = (
     Case("predicted-100", Setup(profile="predicted")),
     Case("duplex-100-paced", DUPLEX, tokens=100, connections=16, interval_us=2_000, alone=False, seconds=2.0),
     Case("duplex-1000-paced", DUPLEX, tokens=1_000, connections=16, interval_us=2_000, alone=False),
-    Case("tokens-100-at-4/s", tokens=100, rate=4, seconds=5.0, alone=False),
-    Case("tokens-10000-at-4/s", tokens=10_000, rate=4, seconds=5.0, alone=False),
+    Case("tokens-100-at-4/s", tokens=100, interval_us=2_000, paced_tokens=100, rate=4, seconds=5.0, alone=False),
+    Case("tokens-10000-at-4/s", tokens=10_000, interval_us=2_000, paced_tokens=100, rate=4, seconds=5.0, alone=False),
     Case("body-400K-tokens-1000", body_bytes=400_000, tokens=1_000, alone=False),
     Case("duplex-json-at-400/s", DUPLEX, tokens=0, rate=400, seconds=2.0),
     # What a request is.

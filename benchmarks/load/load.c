@@ -10,7 +10,7 @@
  * A body of body_bytes is a chat whose text begins with a number of one of `groups` groups, then has shared_bytes that
  * are the same for all, then a number of its own. So requests of one group share that prefix, and no others; with
  * groups=0 none share any. body_bytes=0 sends GET /v1/models. headers="a: b;c: d" are sent as well.
- * max_tokens, stream, first_gap_us and interval_us are what the servers are asked for. */
+ * max_tokens, stream, first_gap_us, interval_us and paced_tokens are what the servers are asked for. */
 #include "common.h"
 
 #include <arpa/inet.h>
@@ -32,7 +32,7 @@ struct conn {
 static const char *host = "127.0.0.1", *model = "bench", *headers = "";
 static double port, connections = 1, seconds = 1, warmup_s = 0, drain_s = 5, rate = 0, ramp_s = 0, limit = 0;
 static double body_bytes = 1024, shared_bytes = 0, groups = 0, max_tokens = 100, streamed = 1;
-static double first_gap_us = 20000, interval_us = 0;
+static double first_gap_us = 20000, interval_us = 0, paced_tokens = 1e9;
 
 static struct conn *conns;
 static size_t request_bytes, group_at, own_at;
@@ -63,11 +63,11 @@ static void make_request(void) {
         request_bytes = sprintf(to, get, more);
         return;
     }
-    const char *start = "{\"model\":\"%s\",\"user\":\"first_gap_us=%d interval_us=%d\",\"max_tokens\":%d,\"stream\":%s,"
+    const char *start = "{\"model\":\"%s\",\"user\":\"first_gap_us=%.0f interval_us=%.0f paced_tokens=%.0f\",\"max_tokens\":%d,\"stream\":%s,"
                         "\"messages\":[{\"role\":\"user\",\"content\":\"";
     const char *kind = streamed ? "true,\"stream_options\":{\"include_usage\":true}" : "false";
     char head[2048];
-    size_t n = snprintf(head, sizeof head, start, model, (int)first_gap_us, (int)interval_us, (int)max_tokens, kind);
+    size_t n = snprintf(head, sizeof head, start, model, first_gap_us, interval_us, paced_tokens, (int)max_tokens, kind);
     if (n >= sizeof head) errno = 0, die("model= is too long");
     const char *tail = "\"}]}";
     size_t least = n + 2 * HEX + strlen(tail), size = body_bytes < least ? least : (size_t)body_bytes;
@@ -248,6 +248,7 @@ int main(int argc, char **argv) {
         {"stream", &streamed, NULL},
         {"first_gap_us", &first_gap_us, NULL},
         {"interval_us", &interval_us, NULL},
+        {"paced_tokens", &paced_tokens, NULL},
         {"headers", NULL, &headers},
         {0},
     };

@@ -105,7 +105,8 @@ class Load:
         max_tokens: of each answer.
         stream: 0 for a JSON answer.
         first_gap_us: between the first two events of a streamed answer.
-        interval_us: between all others; 0 is as fast as they are taken.
+        interval_us: between the others; 0 is as fast as they are taken.
+        paced_tokens: so many come at this pace, and what is left as fast as it is taken.
         headers: more of them, `name: value`.
     """
 
@@ -125,6 +126,7 @@ class Load:
     stream: int = 1
     first_gap_us: int = 20_000
     interval_us: int = 0
+    paced_tokens: int = 1_000_000
     headers: Sequence[str] = ()
 
     def arguments(self) -> list[str]:

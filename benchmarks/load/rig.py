@@ -163,9 +163,9 @@ def filling(load: Load, send: Callable[[Load], Sample]) -> Load:
     with it, and nobody sees it come alone, as it would from a GPU.
 
     Args:
-        send: where it will be sent; tried for a second, without pauses.
+        send: where it will be sent; tried with a few hundred requests, without pauses.
     """
-    tried = send(replace(load, first_gap_us=0, connections=64, seconds=0.7, warmup_s=0.3))
+    tried = send(replace(load, first_gap_us=0, connections=32, requests=300, seconds=6.0, warmup_s=0.0))
     pause_s = load.first_gap_us / 1e6
     in_flight = round(_FULL * tried.requests_per_s * pause_s)
     return replace(load, connections=min(max(in_flight, 16), 4_000), ramp_s=pause_s, warmup_s=0.5 + 2 * pause_s)

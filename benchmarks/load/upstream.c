@@ -6,7 +6,7 @@
  * What is wanted is in the request: max_tokens, whether they are streamed, and their pace, as in
  * "user":"first_gap_us=20000 interval_us=5000", which every proxy passes on. A streamed answer is one event per token,
  * each an HTTP chunk of its own. The second comes first_gap_us after the first, the others interval_us apart, or as fast
- * as they are taken for 0. The tail carries the usage. */
+ * as they are taken: all of them for 0, else those after the first paced_tokens. The tail carries the usage. */
 #include "common.h"
 
 #include <arpa/inet.h>
@@ -27,7 +27,7 @@ struct conn {
     char *out; /* what is still to be written */
     size_t out_bytes, out_at, out_room;
     uint32_t *running;
-    u64 tokens, sent, prompt_tokens, id;
+    u64 tokens, sent, paced_tokens, prompt_tokens, id;
     int64_t next_ns, first_gap_ns, interval_ns; /* when the next event is due, and the pace */
     bool answering, blocked, closing;
     struct conn *previous, *next; /* among those that stream */
@@ -125,10 +125,10 @@ static void stream(struct conn *c, int64_t now) {
     while (c->answering && c->sent <= c->tokens && c->next_ns <= now) {
         bool first = c->sent == 0;
         add_event(c);
-        bool at_once = !first && c->interval_ns == 0;
+        bool at_once = !first && (c->interval_ns == 0 || c->sent > c->paced_tokens);
         while (at_once && c->sent <= c->tokens && c->out_bytes < OUT_BYTES - EVENT_BYTES) add_event(c);
-        /* With the tail goes the last token, as from vLLM. */
-        c->next_ns = first ? now + c->first_gap_ns : c->sent == c->tokens ? 0 : c->next_ns + c->interval_ns;
+        if (first) c->next_ns = now + c->first_gap_ns;
+        else if (!at_once && c->sent < c->tokens) c->next_ns += c->interval_ns; /* with the last token goes the tail */
         if (!flush_out(c)) return;
     }
     if (c->answering && c->sent > c->tokens) finish_answer(c);
@@ -148,6 +148,7 @@ static void complete(struct conn *c, int64_t now) {
     c->id = served + 1;
     c->first_gap_ns = number_of(c, "first_gap_us=", 0) * 1e3;
     c->interval_ns = number_of(c, "interval_us=", 0) * 1e3;
+    c->paced_tokens = number_of(c, "paced_tokens=", 1e9);
     c->sent = 0;
     if (streamed) {
         const char *head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nserver: uvicorn\r\n"
