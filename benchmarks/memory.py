@@ -1,11 +1,13 @@
 """What things weigh that a picker holds many of.
 
-    python -m benchmarks.memory [--only stream] [--json FILE]
+    python -m benchmarks.memory [--only stream] [--only block] [--json FILE]
 
 * `stream`: an open ext_proc stream whose response is waited for: transport, conversation, exchange and the director's
   assignment together. 2,000 are opened on one connection of the lean transport, each with a chat of 1 KB, and routed
   over ten endpoints with the default configuration; what they have added to the heap is divided by their number. All
   have the same prompt, so that they add nothing to the prefix index.
+* `block`: a block in the prefix index, of a million of them over 100 endpoints: each on one endpoint, in chains of 500
+  blocks (just before and just after the tables grow, and in between), and all of them on ten endpoints each.
 * `body`: how high the heap rises over the message that brought a large body, while it is read (transport and
   conversation alone), and while it is decided on (all of the picker); and what is left of it then.
 
@@ -30,6 +32,8 @@ from benchmarks.transport import ConstantPick
 from epp.ledger import Ledger
 from epp.pool.snapshot import EndpointSignals
 from epp.pool.static import parse_endpoints
+from epp.prefix.hashing import HASH_BITS
+from epp.prefix.index import PrefixIndex
 from epp.server import serving
 from epp.server.lean.calls import Clockwork
 from epp.server.lean.connection import Connection
@@ -44,6 +48,8 @@ Row = dict[str, Any]
 STREAMS = 2_000
 ENDPOINTS = ",".join(f"10.0.0.{n}:8000" for n in range(1, 11))
 TARGET_STREAM_BYTES = 5_000
+TARGET_BLOCK_BYTES = 200
+CHAIN_BLOCKS = 500
 WARM_UP_STREAMS = 5_000  # until caches are full, and what is made once is made
 
 
@@ -134,8 +140,27 @@ def body() -> list[Row]:
     return rows
 
 
+def block() -> list[Row]:
+    rows: list[Row] = []
+    for blocks, holders in ((690_000, 1), (1_000_000, 1), (1_390_000, 1), (1_000_000, 10)):
+        rng, index = random.Random(1), PrefixIndex(1 << 40)
+        before_bytes = heap_bytes()
+        for number in range(blocks // (CHAIN_BLOCKS * holders)):
+            chain = [rng.getrandbits(HASH_BITS) for _ in range(CHAIN_BLOCKS)]
+            for holder in range(holders):
+                # Each request hashes anew, so no two have an object in common.
+                index.insert(f"ns/{(number + holder) % 100}", [hash_ + 0 for hash_ in chain], blocks)
+        chain.clear()
+        weight_bytes = (heap_bytes() - before_bytes) / len(index)
+        shared = "" if holders == 1 else f", each on {holders} endpoints"
+        rows.append(
+            {"what": f"cached block, {blocks:,} in all{shared}", "bytes": weight_bytes, "target": TARGET_BLOCK_BYTES}
+        )
+    return rows
+
+
 # Each part by its name: what it measures, as rows.
-PARTS: dict[str, Callable[[], list[Row]]] = {"stream": stream, "body": body}
+PARTS: dict[str, Callable[[], list[Row]]] = {"stream": stream, "body": body, "block": block}
 
 
 async def main() -> None:

@@ -24,9 +24,9 @@ from epp.pool.snapshot import FloatArray, Snapshot
 ENTRY_BYTES = 156
 """Memory of a block on one endpoint when no other endpoint has it: hash, and an entry in two tables.
 
-Measured on CPython 3.11 by `benchmarks.memory`: 94 when both tables are just full, 154 when both have just grown. On
-each further endpoint it is 30 to 92 more. A mask of several endpoints takes 4 bytes for every 30 slots, at most once
-per block."""
+Measured on CPython 3.11: 96 when both tables are just full, 156 when both have just grown; 108 in an index of a million
+over 100 endpoints (`benchmarks.memory`). On each further endpoint it is 62 to 92 more. A mask of several endpoints
+takes 4 bytes for every 30 slots, at most once per block."""
 
 
 _REMEMBERED_MASKS = 256
