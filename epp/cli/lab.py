@@ -166,7 +166,7 @@ def _table(arguments: argparse.Namespace) -> int:
         arguments.seeds or (1 if quick else table.SEEDS),
         knees,
         RunSpec(workload="", pool="", policy="", rate_rps=0.0, duration_s=0.0),
-        table.QUICK_SCALE if quick else 1.0,
+        table.QUICK_SCALE if quick else table.SCALE,
     )
     write_out(compare(specs, knees, jobs), arguments, table.summary)
     return 0

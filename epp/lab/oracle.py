@@ -74,6 +74,7 @@ class Rule(Enum):
     SOONEST = "soonest"  # the soonest first token of those that keep the targets; a lost one where it misses by least
     GIVE_UP_LATE = "give-up-late"  # the same, but a lost one goes to the longest queue, out of the way of the others
     GIVE_UP_SLOW = "give-up-slow"  # the same, and lost is also what would come to a server whose pace misses the target
+    CACHED = "cached"  # the fewest tokens to compute, whatever the targets, then the fewest requests
     LIGHTEST = "lightest"  # the least prefill work times batch size, by what is truly cached and queued
 
 
@@ -85,8 +86,8 @@ class _Choice(NamedTuple):
     """What is compared, first things first; less is better."""
 
     lost: bool
-    harm: float
-    ttft_s: float
+    first: float
+    second: float
     row: int
 
 
@@ -124,6 +125,8 @@ class OraclePicker(Picker):
         sequences = float(sum(engine.gauges()[:2]))
         if self._rule is Rule.LIGHTEST:
             return _Choice(False, projected.queued_tokens * (sequences + 1), projected.ttft_s, row)
+        if self._rule is Rule.CACHED:
+            return _Choice(False, float(projected.uncached_tokens), sequences, row)
         tpot_s = projected.tpot_s
         if self._rule is Rule.GIVE_UP_SLOW:  # a projection knows nobody who is yet to come; the pace stands for them
             tpot_s = max(tpot_s, pace.step_s)

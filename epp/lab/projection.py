@@ -15,12 +15,14 @@ from epp.sim.sequence import Sequence
 class Projected(NamedTuple):
     """Of the new request: seconds from now to its first token, and per token after it.
 
-    Also: what its prompt alone would take, and the prompt tokens that are to be computed, its own included.
+    Also: what its prompt alone would take, its tokens that are not cached, and the prompt tokens that are to be
+    computed in all, its own included.
     """
 
     ttft_s: float
     tpot_s: float
     prefill_s: float
+    uncached_tokens: int
     queued_tokens: int
 
 
@@ -38,7 +40,8 @@ def project(engine: Engine, prompt_tokens: int, output_tokens: int, hashes: tupl
     """See the module's text."""
     config, scheduler = engine.config, engine.scheduler
     cached_tokens = len(scheduler.kv.match(hashes[: (prompt_tokens - 1) // config.block_tokens])) * config.block_tokens
-    new = _Job(prompt_tokens - cached_tokens, cached_tokens, output_tokens, is_new=True)
+    uncached_tokens = prompt_tokens - cached_tokens
+    new = _Job(uncached_tokens, cached_tokens, output_tokens, is_new=True)
     prefilling = [_job(s) for s in scheduler.prefilling]
     waiting = [_job(s) for s in scheduler.waiting] + [_job(s) for _, s in engine.arriving] + [new]
     ends: list[tuple[int, int]] = []  # a heap: the step that makes a sequence's last token, and its context then
@@ -54,8 +57,8 @@ def project(engine: Engine, prompt_tokens: int, output_tokens: int, hashes: tupl
     free_tokens = scheduler.kv.free_blocks * config.block_tokens
     law, slow = config.hardware, engine.slow_factor
     queued_tokens = sum(job.prefill_tokens for job in (*prefilling, *waiting))
-    alone_pairs = new.prefill_tokens * (cached_tokens + new.prefill_tokens / 2)
-    prefill_s = law.step_ms(new.prefill_tokens, 1, alone_pairs) * slow / 1e3
+    alone_pairs = uncached_tokens * (cached_tokens + uncached_tokens / 2)
+    prefill_s = law.step_ms(uncached_tokens, 1, alone_pairs) * slow / 1e3
     starts_s = max(engine.next_event_s() or now_s, now_s + sum(config.overhead_ms) / 2e3)
     clock_s, steps = starts_s - now_s, 0
     first_s: float | None = None
@@ -114,9 +117,9 @@ def project(engine: Engine, prompt_tokens: int, output_tokens: int, hashes: tupl
         if first_s is not None and steps >= last_step:
             break
     if first_s is None:
-        return Projected(float("inf"), float("inf"), prefill_s, queued_tokens)
+        return Projected(float("inf"), float("inf"), prefill_s, uncached_tokens, queued_tokens)
     tokens = max(last_step - first_step, 1)
-    return Projected(first_s, (clock_s - first_s) / tokens, prefill_s, queued_tokens)
+    return Projected(first_s, (clock_s - first_s) / tokens, prefill_s, uncached_tokens, queued_tokens)
 
 
 def _job(sequence: Sequence) -> _Job:

@@ -15,6 +15,7 @@ MIXED_POOL = "h100x2+a100x2"
 PAIRS: tuple[tuple[str, str], ...] = (*((name, POOL) for name in WORKLOADS), ("azure-conv", MIXED_POOL))
 LOADS = (0.5, 0.8, 1.0, 1.2)
 SEEDS = 3
+SCALE = 0.6  # of the length of runs, so that all of it takes half an hour on two cores
 ALL_POLICIES = (*POLICIES, ORACLE)
 
 QUICK_LOADS = (0.8, 1.0)

@@ -1,0 +1,217 @@
+"""`epp lab` from flags to files, and the arithmetic of sweeps, fits and comparisons."""
+
+import json
+import random
+
+import pytest
+
+from epp.cli import main
+from epp.lab.comparison import compare, specs_of
+from epp.lab.experiment import Dies, Fails, Joins, LabServer, Leaves, Recovers, Restarts, Slows
+from epp.lab.fit import Measurement, fit, read_measurements, write_measurements
+from epp.lab.knee import knee_rps
+from epp.lab.parallel import Progress, map_in_order
+from epp.lab.policies.catalogue import POLICIES
+from epp.lab.pools import BLOCK_TOKENS, ENGINES, parse_pool, shape_text
+from epp.lab.runs import policy_of, run_spec
+from epp.lab.spec import RunSpec, parse_fault
+from epp.lab.sweep import GRID, MOST_STEPS, highest_load
+from epp.lab.workloads.catalogue import WORKLOADS
+from epp.problem import Problem
+from epp.sim.timing import Hardware
+
+SPEC = RunSpec("azure-conv", "h100x2", "lmetric", rate_rps=20.0, duration_s=6.0)
+
+
+def test_the_same_spec_gives_the_same_bytes_and_any_number_of_processes_too(tmp_path) -> None:
+    files = [tmp_path / f"{i}.json" for i in range(3)]
+    flags = ["lab", "run", "--pool", "h100x2", "--policies", "ours,lmetric", "--rate", "20", "--duration", "6s"]
+    for file, extra in zip(files, (["--jobs", "1"], ["--jobs", "2"], ["--jobs", "1", "--seeds", "2"]), strict=True):
+        assert main([*flags, *extra, "--json", str(file)]) == 0
+    one, two, seeds = (file.read_bytes() for file in files)
+    assert one == two != seeds
+    (ours, _) = json.loads(one)
+    assert ours["spec"]["policy"] == "ours"
+    assert ours["figures"]["requests"] > 60
+    assert ours["targets"] == {"ttft_ms": 200.0, "tpot_ms": 25.0}
+    assert sum(server["share"] for server in ours["servers"].values()) == pytest.approx(1.0)
+    assert ours["curves"]["ttft_ms"][49] == ours["figures"]["ttft_p50_ms"]
+
+
+def test_a_report_is_one_page_with_everything_in_it(tmp_path, capsys) -> None:
+    page = tmp_path / "out.html"
+    flags = ["--pool", "h100", "--policies", "lmetric,random", "--load", "0.4,0.8", "--duration", "3s", "--jobs", "1"]
+    assert main(["lab", "run", *flags, "--report", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert "0.4 of the knee" in printed
+    assert "lmetric" in printed
+    text = page.read_text()
+    assert text.count("<svg") == 1 + 2 * 2  # by load, and two rows of plots for each load
+    assert not any(loads in text for loads in ("<script", "src=", "<link", "@import"))
+
+
+def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
+    config, trace = tmp_path / "mine.yaml", tmp_path / "mine.jsonl"
+    config.write_text(POLICIES["least-requests"].config_text)
+    rows = ({"timestamp": 40 * i, "input_length": 800, "output_length": 20, "hash_ids": [0, i]} for i in range(200))
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    flags = ["--trace", str(trace), "--pool", "h100x2", "--policies", "least-requests", "--config", str(config)]
+    assert main(["lab", "run", *flags, "--rate", "25", "--duration", "8s", "--jobs", "1"]) == 0
+    *_, theirs, mine = capsys.readouterr().out.rstrip().splitlines()
+    assert mine.startswith(str(config))
+    assert theirs.split()[1:] == mine.split()[1:]  # the same configuration, so the same figures
+    assert "64.0%" in mine  # 512 of 800 tokens are the same in all prompts
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--policies", "nobody"], "no policy is called 'nobody'; there are ours"),
+        (["--workload", "nothing"], "no workload is called 'nothing'; there are azure-conv"),
+        (["--pool", "h200x4"], "no shape is called 'h200'"),
+        (["--fault", "flood@3s"], "fault 'flood@3s' is none of kill@T"),
+        (["--fault", "kill@soon"], "a time must be a duration"),
+        (["--trace", "/nowhere.csv"], "/nowhere.csv: cannot be read"),
+        (["--config", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
+        (["--metrics-interval", "0s"], "must be above 0, or never"),
+        (["--load", "0"], "not a number above 0"),
+    ],
+    ids=lambda value: value[1].strip("/") if isinstance(value, list) else "",
+)
+def test_what_is_wrong_is_said_in_a_line(flags: list[str], says: str, capsys) -> None:
+    assert main(["lab", "run", *flags]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_configuration_that_does_not_load_names_the_policy(tmp_path, capsys) -> None:
+    config = tmp_path / "bad.yaml"
+    config.write_text(POLICIES["ours"].config_text.replace("latency-scorer", "latency-scorre"))
+    flags = ["--policies", str(config), "--pool", "h100", "--rate", "5", "--duration", "2s", "--jobs", "1"]
+    assert main(["lab", "run", *flags]) == 2
+    assert "bad.yaml" in capsys.readouterr().err
+
+
+def test_everything_is_listed(capsys) -> None:
+    assert main(["lab", "list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in (*WORKLOADS, *POLICIES, "oracle", *ENGINES))
+
+
+def test_every_policy_loads() -> None:
+    for name in (*POLICIES, "oracle"):
+        assert policy_of(name).name == name
+        result = run_spec(RunSpec("azure-conv", "h100x2", name, 10.0, 2.0))
+        assert result.figures["requests"] == 15
+        assert result.plugin_failures == {}
+
+
+def test_pools_are_read() -> None:
+    names = [server.name for server in parse_pool("h100x2+8b-a100+h100")]
+    assert names == ["h100-0", "h100-1", "8b-a100-0", "h100-2"]
+    h100, a100 = ENGINES["8b-h100"], ENGINES["8b-a100"]
+    assert a100.hardware.attention_pair_ns > h100.hardware.attention_pair_ns > 0
+    assert a100.hardware.context_token_ns > h100.hardware.context_token_ns > 0
+    assert h100.kv_blocks * h100.block_tokens == pytest.approx(427_000, rel=0.01)  # 56 GB of 128 KB each
+    assert all(engine.block_tokens == BLOCK_TOKENS for engine in ENGINES.values())
+
+
+def test_faults_are_read() -> None:
+    servers = parse_pool("h100x2")
+    assert parse_fault("kill@20s+5s", servers) == (Dies(20.0, "h100-0"), Restarts(25.0, "h100-0"))
+    assert parse_fault("restart@1m", servers) == (Leaves(60.0, "h100-0"), Restarts(75.0, "h100-0"))
+    assert parse_fault("fail@1s+500ms", servers) == (Fails(1.0, "h100-0"), Recovers(1.5, "h100-0"))
+    assert parse_fault("slow2x@3s", servers) == (Slows(3.0, "h100-0", 2.0),)
+    assert parse_fault("slow1.5x@3s+1s", servers) == (Slows(3.0, "h100-0", 1.5), Slows(4.0, "h100-0", 1.0))
+    assert parse_fault("add@3s", servers) == (Joins(3.0, LabServer("added", servers[0].engine)),)
+
+
+def test_faults_and_old_metrics_show(capsys) -> None:
+    base = run_spec(SPEC).figures
+    killed = run_spec(RunSpec("azure-conv", "h100x2", "lmetric", 20.0, 6.0, faults=("kill@3s+1s",))).figures
+    assert base["failed"] == 0 < killed["failed"]
+    default = RunSpec("azure-conv", "h100x2", "llm-d-default", 20.0, 6.0)
+    blind = RunSpec("azure-conv", "h100x2", "llm-d-default", 20.0, 6.0, metrics_interval_ms=None)
+    assert run_spec(default).figures != run_spec(blind).figures
+
+
+def test_a_knee_is_of_pool_and_workload() -> None:
+    workload = WORKLOADS["azure-conv"]
+    one, two = (knee_rps(workload, parse_pool(pool)) for pool in ("h100", "h100x2"))
+    assert two == pytest.approx(2 * one, rel=0.12)
+    old = knee_rps(workload, parse_pool("a100"))
+    assert 0.3 * one < old < 0.7 * one
+    assert one == knee_rps(workload, parse_pool("h100"))
+
+
+def test_regret_and_spread_are_over_the_seeds() -> None:
+    pair = ("azure-conv", "h100x2")
+    like = RunSpec("", "", "", 0.0, 5.0)
+    rows = compare(specs_of([pair], ["round-robin", "oracle"], [0.8], 2, {pair: 34.0}, like), {pair: 34.0}, jobs=1)
+    blind, oracle = rows
+    assert [len(row.results) for row in rows] == [2, 2]
+    assert oracle.figures["regret_attainment"] == 0.0
+    difference = oracle.figures["attainment"] - blind.figures["attainment"]
+    assert blind.figures["regret_attainment"] == pytest.approx(difference)
+    assert blind.spreads["attainment"] >= 0.0
+    assert blind.load == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("crossing", [0.3, 0.8125, 1.31])
+def test_goodput_is_where_attainment_crosses(crossing: float) -> None:
+    looked_at = []
+
+    def attainment(step: int) -> float:
+        looked_at.append(step)
+        return 0.9 + (crossing - step * GRID) / 2
+
+    assert highest_load(attainment, 0.9) == pytest.approx(crossing)
+    assert len(set(looked_at)) <= 7
+
+
+def test_goodput_of_the_hopeless_is_0_and_of_the_perfect_all_that_was_tried() -> None:
+    assert highest_load(lambda step: 0.5, 0.9) == 0.0
+    assert highest_load(lambda step: 1.0, 0.9) == MOST_STEPS * GRID
+
+
+def test_a_fit_finds_the_law_again(tmp_path) -> None:
+    law, overhead_ms, rng = Hardware(7.2, 18.5, 34.0), 18.0, random.Random(1)
+    measurements = [
+        Measurement(
+            n,
+            tokens,
+            32,
+            (overhead_ms + law.step_ms(n * tokens, n)) * rng.uniform(0.98, 1.02),
+            law.step_ms(0, n) * rng.uniform(0.98, 1.02),
+        )
+        for n, tokens in ((1, 64), (1, 512), (1, 2048), (4, 256), (16, 64), (64, 64))
+    ]
+    path = tmp_path / "m.csv"
+    write_measurements(path, measurements)
+    assert read_measurements(path) == measurements
+    found = fit(read_measurements(path))
+    assert found.hardware.base_ms == pytest.approx(7.2, rel=0.05)
+    assert found.hardware.prefill_token_us == pytest.approx(18.5, rel=0.05)
+    assert found.hardware.sequence_us == pytest.approx(34.0, rel=0.2)
+    assert found.overhead_ms == pytest.approx(18.0, rel=0.1)
+    assert found.error_ratio < 0.02
+    shape = tmp_path / "mine.json"
+    shape.write_text(shape_text(found.hardware, found.overhead_ms))
+    (first, second) = parse_pool(f"{shape}x2")
+    assert (first.name, second.name) == ("mine-0", "mine-1")
+    assert first.engine.hardware == found.hardware
+
+
+def test_a_fit_needs_enough_and_the_right_file(tmp_path) -> None:
+    with pytest.raises(Problem, match="too few"):
+        fit([Measurement(1, 64, 32, 30.0, 7.0)])
+    path = tmp_path / "m.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(Problem, match="no measurements"):
+        read_measurements(path)
+
+
+def test_work_in_processes_keeps_its_order_and_raises_what_it_raised() -> None:
+    with Progress(3, "runs") as progress:
+        assert map_in_order(abs, [-3, 1, -2], 2, progress) == [3, 1, 2]
+        with pytest.raises(Problem, match="h200"):
+            map_in_order(parse_pool, ["h100", "h200"], 2, progress)

@@ -1,0 +1,138 @@
+"""The workloads have the shapes that they say, and traces are read as they were published."""
+
+import random
+from itertools import islice, pairwise
+from statistics import fmean, median, pstdev
+
+import pytest
+
+from epp.lab.prompts import BlockHashes, Segment, tokens_of
+from epp.lab.workloads.catalogue import WORKLOADS
+from epp.lab.workloads.traces import read_trace
+from epp.lab.workloads.workload import Clients, Targets, schedule
+from epp.problem import Problem
+
+
+def take(name: str, requests: int = 3000, rate_rps: float = 4.0, seed: int = 1):
+    return list(islice(WORKLOADS[name].requests(rate_rps, random.Random(seed)), requests))
+
+
+def reused_ratio(requests) -> float:
+    """Of the prompt tokens of the second half, those whose block was in an earlier prompt or answer."""
+    hashes, seen, hits, tokens = BlockHashes(), set(), 0, 0
+    for number, request in enumerate(requests):
+        prompt = hashes.of(request.prompt, 64)
+        if 2 * number >= len(requests):
+            hits += next((i for i, block in enumerate(prompt) if block not in seen), len(prompt))
+            tokens += tokens_of(request.prompt)
+        seen.update(hashes.of((*request.prompt, *filter(None, [request.answer])), 64))
+    return 64 * hits / tokens
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_requests_come_in_order_and_by_the_seed(name: str) -> None:
+    requests = take(name, 300)
+    assert all(a.at_s <= b.at_s for a, b in pairwise(requests))
+    assert requests[0].at_s >= 0.0
+    assert requests == take(name, 300)
+    assert requests != take(name, 300, seed=2)
+    assert all(tokens_of(r.prompt) + r.output_tokens <= 131_072 and r.output_tokens >= 1 for r in requests)
+    assert all(r.max_output_tokens is None or r.max_output_tokens >= r.output_tokens for r in requests)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt_median", "output_median", "reused"),
+    [
+        ("azure-conv", 757, 151, 0.0),
+        ("azure-code", 1_097, 16, 0.0),
+        ("mooncake-conversation", 7_700, 350, 0.37),
+        ("b2b-saas", 7_200, 1_000, 0.80),
+        ("production-shaped", 50, 40, 0.92),
+        ("code-gen", 26_000, 800, 0.95),
+    ],
+)
+def test_lengths_and_reuse(name: str, prompt_median: float, output_median: float, reused: float) -> None:
+    requests = take(name, 2000)
+    assert median(tokens_of(r.prompt) for r in requests) == pytest.approx(prompt_median, rel=0.2)
+    assert median(r.output_tokens for r in requests) == pytest.approx(output_median, rel=0.2)
+    assert reused_ratio(requests) == pytest.approx(reused, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["azure-conv", "b2b-saas", "production-shaped", "code-gen", "mooncake-conversation"])
+def test_the_rate_is_what_was_asked_for(name: str) -> None:
+    requests = take(name, 3000, rate_rps=7.0)
+    assert len(requests) / requests[-1].at_s == pytest.approx(7.0, rel=0.1)
+
+
+def test_code_comes_in_bursts_as_in_the_trace() -> None:
+    """Of the published trace: a coefficient of variation of 13, and of the counts of 1-s windows 73 % are 0."""
+    at_s = [r.at_s for r in take("azure-code", 12_000, rate_rps=2.57)]
+    gaps = [b - a for a, b in pairwise(at_s)]
+    assert 9 < pstdev(gaps) / fmean(gaps) < 18
+    counts = [0] * (int(at_s[-1]) + 1)
+    for at in at_s:
+        counts[int(at)] += 1
+    assert counts.count(0) / len(counts) == pytest.approx(0.73, abs=0.06)
+    assert sorted(counts)[int(0.99 * len(counts))] == pytest.approx(28, abs=6)
+
+
+def test_mooncakes_requests_come_in_steps() -> None:
+    at_s = {r.at_s for r in take("mooncake-conversation", 500, rate_rps=3.40)}
+    assert all(abs(at / 3.0 - round(at / 3.0)) < 1e-6 for at in at_s)
+
+
+def test_a_schedule_has_the_rate_that_was_asked_for_and_carries_targets() -> None:
+    targets = Targets(200.0, 20.0)
+    requests = schedule(WORKLOADS["azure-code"], Clients(targets, 0.5), 20.0, seed=3, duration_s=30.0)
+    assert len(requests) == 600
+    assert 0.0 <= requests[0].at_s <= requests[-1].at_s < 30.0
+    assert {tuple(r.headers.items()) for r in requests} == {
+        (("x-llm-d-slo-ttft-ms", "200"), ("x-llm-d-slo-tpot-ms", "20"))
+    }
+    assert 0.4 < fmean(r.streaming for r in requests) < 0.6
+
+
+def test_an_azure_trace_gives_times_and_lengths(tmp_path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,0\n2023-11-16 18:16:46.6805900,7,8\n"
+    )
+    trace = read_trace(path)
+    assert [r.at_s for r in trace.rows] == pytest.approx([0.0, 4.314579, 60.0])
+    requests = list(trace.requests(0.5, random.Random(1)))
+    assert [r.at_s for r in requests] == pytest.approx([0.0, 0.4314579, 6.0])  # 0.05 rps, made ten times as dense
+    assert [tokens_of(r.prompt) for r in requests] == [374, 396, 7]
+    assert [r.output_tokens for r in requests] == [44, 1, 8]
+    assert len(read_trace(path, most=1).rows) == 1
+
+
+def test_a_mooncake_trace_shares_its_blocks(tmp_path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text(
+        '{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}\n'
+        '{"timestamp": 3000, "input_length": 1600, "output_length": 7, "hash_ids": [0, 1, 3, 4]}\n'
+    )
+    first, second = read_trace(path).requests(2 / 3, random.Random(1))
+    assert (first.at_s, second.at_s) == (0.0, 3.0)
+    assert (tokens_of(first.prompt), tokens_of(second.prompt)) == (1100, 1600)
+    assert first.prompt[:2] == second.prompt[:2] == (Segment(1, 512), Segment(3, 512))
+    assert first.prompt[2] not in second.prompt
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", "a,b\n1,2\n"),
+        ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,2\n"),
+        ("t.csv", ""),
+        ("t.jsonl", "no json\n"),
+        ("t.jsonl", '{"timestamp": 1}\n'),
+    ],
+    ids=["other columns", "no time", "empty", "no json", "fields missing"],
+)
+def test_what_is_no_trace_is_refused(tmp_path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(Problem, match=name):
+        read_trace(path)
