@@ -191,6 +191,8 @@ class Connection:
         if flags & frames.PADDED:
             data = frames.unpad(flags, data[start:end])
             start, end = 0, len(data)
+            if not data:
+                self._chatter.spend()
         if end > start and not stream.take_whole(data, start, end):
             self._calls.receive(stream, data, start, end)
         if ends:
@@ -236,7 +238,8 @@ class Connection:
                 raise StreamFault(ErrorCode.STREAM_CLOSED)
             stream.half_close()
         elif stream_id <= self.last_stream_id:
-            self._headers.decode(block)  # trailers of a stream that we have ended; the next block may build on them
+            self._chatter.spend()  # trailers of a stream that we have ended; gRPC's clients send none
+            self._headers.decode(block)  # the next block may build on them
         else:
             self.last_stream_id = stream_id
             call = self._headers.call(block)
@@ -294,6 +297,7 @@ class Connection:
             self.stop_taking_streams()
 
     def _on_goaway(self, flags: int, stream_id: int, payload: bytes) -> None:
+        self._chatter.spend()
         if stream_id or len(payload) < 8:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a malformed GOAWAY")
         self.stop_taking_streams()

@@ -529,6 +529,9 @@ def headers_of(size: int) -> bytes:
         (PriorityFrame(1, depends_on=3, stream_weight=1).serialize() * 1_001, ErrorCode.ENHANCE_YOUR_CALM),
         (raw(0xEE, 0, 0, b"") * 1_001, ErrorCode.ENHANCE_YOUR_CALM),
         (opening(1) + data(1, b"") * 1_001, ErrorCode.ENHANCE_YOUR_CALM),
+        (opening(1) + raw(0, 8, 1, b"\x04" + bytes(4)) * 1_001, ErrorCode.ENHANCE_YOUR_CALM),
+        (opening(1) + data(1, b"", "END_STREAM") + raw(1, 5, 1, block()) * 1_001, ErrorCode.ENHANCE_YOUR_CALM),
+        (opening(1) + raw(7, 0, 0, bytes(8)) * 1_001, ErrorCode.ENHANCE_YOUR_CALM),
     ],
 )
 def test_a_broken_protocol_ends_the_connection_with_the_reason(frames: bytes, code: ErrorCode) -> None:
