@@ -32,7 +32,8 @@ class LeanOptions:
         reset_burst, resets_per_s: streams that may be reset before they said anything, or for a fault. Envoy's speak at
             once, so this is for accidents; a stream that spoke before it was reset cost no less than a request.
         chatter_burst, chatter_per_s: frames that may come which carry nothing (PING, SETTINGS, PRIORITY, GOAWAY, empty
-            DATA and header fragments, trailers of streams that have ended, unknown ones). gRPC clients ping a few times per second to size their windows.
+            DATA and header fragments, trailers of streams that have ended, unknown ones). gRPC clients ping a few times
+            per second to size their windows.
         handshake_timeout_s: from a connection to its first SETTINGS frame, and of TLS.
         keepalive_s: silence after which a ping is sent.
         keepalive_timeout_s: and from then to the end of the connection, if nothing comes.
