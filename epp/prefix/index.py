@@ -49,13 +49,12 @@ class _Slot:
         self.blocks: dict[int, int] = {}
         self.leaving: dict[int, int] = {}
 
-    def pop_oldest(self) -> int:
+    def next_to_leave(self) -> dict[int, int]:
+        """`leaving`, with something in it if there is anything at all."""
         if not self.leaving:
             oldest = list(islice(self.blocks, len(self.blocks) // 64 + 16))
             self.leaving = dict.fromkeys(reversed(oldest), 0)
-        block, _ = self.leaving.popitem()
-        del self.blocks[block]
-        return block
+        return self.leaving
 
 
 class PrefixIndex:
@@ -130,10 +129,8 @@ class PrefixIndex:
                     leaving.pop(known, None)
                 continue
             blocks[block] = block
-            mask = holders.get(block, 0)
-            if not mask:
-                holders[block] = bit
-            else:
+            mask = holders.setdefault(block, bit)
+            if mask is not bit:  # somebody else has it, too
                 if mask is not seen:
                     seen, joined = mask, mask | bit
                 holders[block] = joined
@@ -185,19 +182,22 @@ class PrefixIndex:
         return rows
 
     def _drop_oldest(self, slot: _Slot, count: int) -> None:
-        holders, bit = self._holders, slot.bit
-        count = min(count, len(slot.blocks))
+        blocks, bit, holders = slot.blocks, slot.bit, self._holders
+        count = left_over = max(min(count, len(blocks)), 0)
         seen = left = 0  # as in `insert`
-        for _ in range(count):
-            block = slot.pop_oldest()
-            mask = holders[block]
-            if mask == bit:
-                del holders[block]
-                continue
-            if mask is not seen:
-                seen, left = mask, self._shared(mask ^ bit)
-            holders[block] = left
-        self._blocks -= max(count, 0)
+        while left_over:
+            leaving = slot.next_to_leave()
+            now = min(left_over, len(leaving))
+            for _ in range(now):
+                block, _unused = leaving.popitem()
+                del blocks[block]
+                mask = holders.pop(block)
+                if mask is not bit:  # somebody else keeps it
+                    if mask is not seen:
+                        seen, left = mask, self._shared(mask ^ bit)
+                    holders[block] = left
+            left_over -= now
+        self._blocks -= count
 
     def _shared(self, mask: int) -> int:
         """An equal mask; of one endpoint, the one that all its blocks share."""
