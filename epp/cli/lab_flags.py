@@ -24,7 +24,10 @@ def add_scene(parser: Any, several: bool = False) -> None:
         help="see `epp lab list`" + ("; `all`: those of `epp lab table`" if several else "") + " (default %(default)s)",
     )
     what.add_argument(
-        "--trace", type=Path, metavar="FILE", help="a recorded trace instead: Azure's CSV, Mooncake's JSON lines"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="a recorded trace instead: Azure's CSV, Mooncake's JSON lines, a saved /debug/state",
     )
     parser.add_argument(
         "--pool", default="h100x4", metavar="POOL", help="simulated servers, e.g. h100x4+a100x4 (default %(default)s)"

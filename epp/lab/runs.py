@@ -39,7 +39,7 @@ def workload_of(name: str) -> Workload:
     if (workload := WORKLOADS.get(name)) is not None:
         return workload
     path = Path(name)
-    if path.suffix not in (".csv", ".jsonl"):
+    if path.suffix not in (".csv", ".jsonl", ".json"):
         raise Problem(f"no workload is called {name!r}; there are {', '.join(WORKLOADS)}, and traces by path")
     return _trace(path)
 

@@ -1,5 +1,6 @@
 """The workloads have the shapes that they say, and traces are read as they were published."""
 
+import json
 import random
 from itertools import islice, pairwise
 from statistics import fmean, median, pstdev
@@ -120,6 +121,18 @@ def test_a_mooncake_trace_shares_its_blocks(tmp_path) -> None:
     assert first.prompt[2] not in second.prompt
 
 
+def test_the_decisions_of_a_picker_are_a_trace(tmp_path) -> None:
+    path = tmp_path / "state.json"
+    facts = [(1.0, 4000, {}), (3.0, 400, {}), (2.0, 800, {"denied": {"status": 429}}), (0.5, 40, {})]
+    decisions = [{"age_s": age, "request": {"body_bytes": size}} | more for age, size, more in facts]
+    path.write_text(json.dumps({"decisions": decisions}))
+    rows = read_trace(path).rows
+    assert [row.at_s for row in rows] == [0.0, 2.0, 2.5]
+    assert [tokens_of(row.prompt) for row in rows] == [100, 1000, 10]
+    assert all(row.output_tokens >= 1 for row in rows)
+    assert rows == read_trace(path).rows
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -128,8 +141,9 @@ def test_a_mooncake_trace_shares_its_blocks(tmp_path) -> None:
         ("t.csv", ""),
         ("t.jsonl", "no json\n"),
         ("t.jsonl", '{"timestamp": 1}\n'),
+        ("t.json", '{"decisions": 3}'),
     ],
-    ids=["other columns", "no time", "empty", "no json", "fields missing"],
+    ids=["other columns", "no time", "empty", "no json", "fields missing", "no decisions"],
 )
 def test_what_is_no_trace_is_refused(tmp_path, name: str, text: str) -> None:
     path = tmp_path / name

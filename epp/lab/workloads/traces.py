@@ -1,4 +1,4 @@
-"""Recorded traces as workloads: Microsoft's CSV, Mooncake's JSONL, and what this picker itself recorded.
+"""Recorded traces as workloads: Microsoft's CSV, Mooncake's JSONL, and the decisions that `/debug/state` shows.
 
 A trace's times are scaled as a whole to the rate that is asked for. It has no seed: the same requests every time.
 """
@@ -18,8 +18,12 @@ from epp.lab.experiment import LabRequest
 from epp.lab.prompts import Prompt, Segment
 from epp.lab.workloads.workload import Targets
 from epp.problem import Problem
+from epp.sim.text import BYTES_PER_TOKEN
+from epp.sim.workload import Lengths
 
 MOONCAKE_BLOCK_TOKENS = 512
+CHAT_ANSWERS = Lengths(5.02, 0.86, 1_500)
+"""Of Azure's conversations, as in the workload of that name."""
 DEFAULT_TARGETS = Targets(2_000.0, 50.0)
 DEFAULT_RUN_S = 120.0
 
@@ -53,7 +57,7 @@ class Trace:
 
 def read_trace(path: Path, most: int | None = None) -> Trace:
     """The trace in a file, at most `most` requests of it. Raises `Problem`."""
-    reader = _azure if path.suffix == ".csv" else _json_lines
+    reader = {".csv": _azure, ".json": _decisions}.get(path.suffix, _json_lines)
     try:
         with path.open(newline="") as file:
             rows = list(islice(reader(file), most))
@@ -62,7 +66,7 @@ def read_trace(path: Path, most: int | None = None) -> Trace:
     except (KeyError, TypeError, ValueError) as error:
         raise Problem(
             f"{path}: no trace ({error}); expected Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens) "
-            "and Mooncake's JSON lines (timestamp, input_length, output_length, hash_ids)"
+            "Mooncake's JSON lines (timestamp, input_length, output_length, hash_ids) or a picker's /debug/state"
         ) from error
     if not rows:
         raise Problem(f"{path}: no requests in it")
@@ -84,6 +88,20 @@ def _json_lines(lines: Iterable[str]) -> Iterator[TraceRow]:
     for line in lines:
         if line.strip():
             yield _mooncake(orjson.loads(line), numbers)
+
+
+def _decisions(lines: Iterable[str]) -> Iterator[TraceRow]:
+    """Of a saved `/debug/state`: when the last requests came, and how long their bodies were.
+
+    Nothing of a prompt is recorded, so nothing is shared, and four bytes count as a token. Nor is how long an answer
+    was: lengths of the conversation workload stand in, drawn the same every time.
+    """
+    rng = random.Random(1)
+    decisions = orjson.loads("".join(lines))["decisions"]
+    routed = [d for d in decisions if d["age_s"] is not None and d["request"] is not None and "denied" not in d]
+    for number, decision in enumerate(sorted(routed, key=lambda d: -d["age_s"])):
+        tokens = max(1, int(decision["request"]["body_bytes"]) // BYTES_PER_TOKEN)
+        yield TraceRow(-float(decision["age_s"]), (Segment(number, tokens),), CHAT_ANSWERS.draw(rng))
 
 
 def _mooncake(row: dict[str, Any], numbers: Iterator[int]) -> TraceRow:
