@@ -39,6 +39,7 @@ from epp.server.lean.frames import ErrorCode
 from epp.signals.engines import BUILT_IN_ENGINES
 from epp.signals.mapping import extract
 from epp.signals.page import PageReader
+from epp.wire.access_log import MAX_ID_CHARACTERS, UnreadableError, read_records
 from epp.wire.codec import ProtocolError
 from epp.wire.events import BodyMode, Ended, RequestReady, ResponseBody, Route
 from epp.wire.sse import SseReader
@@ -331,6 +332,19 @@ def metrics_page(data: bytes) -> None:
         assert signals.kv_cache_usage_ratio is None or 0 <= signals.kv_cache_usage_ratio <= 1
 
 
+def access_log(data: bytes) -> None:
+    """A message of Envoy's access log is read or told to be none, and what it says is of the kind that it should be."""
+    try:
+        records = list(read_records(data))
+    except UnreadableError:
+        return
+    for record in records:
+        assert record.request_id is None or 0 < len(record.request_id) <= MAX_ID_CHARACTERS
+        assert record.cut_by in (None, EndCause.UPSTREAM_ERROR, EndCause.CLIENT_GONE)
+        assert record.response_bytes >= 0
+        assert all(count is None or count >= 0 for count in record[-3:])
+
+
 TARGETS: Mapping[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
@@ -343,5 +357,6 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
         configuration,
         endpoints_file,
         metrics_page,
+        access_log,
     )
 }
