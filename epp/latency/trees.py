@@ -95,9 +95,9 @@ class FlatTrees:
         known, half = features.T, self.feature_count
         np.fmin(known, np.float32(np.inf), out=buffers.columns[:half])  # takes the number if there is one
         np.fmax(known, np.float32(-np.inf), out=buffers.columns[half:])
-        np.take(buffers.columns, self._columns, axis=0, out=buffers.values, mode="clip")
+        buffers.columns.take(self._columns, axis=0, out=buffers.values, mode="clip")
         np.greater_equal(buffers.values, buffers.thresholds, out=buffers.answers.view(np.bool_))
-        np.take(buffers.answers, self._question, axis=0, out=buffers.right, mode="clip")
+        buffers.answers.take(self._question, axis=0, out=buffers.right, mode="clip")
         code = buffers.code
         code[...] = 0
         for root, left, right, scratch in buffers.levels:
@@ -108,7 +108,7 @@ class FlatTrees:
                 np.bitwise_and(scratch, root, out=scratch)
                 np.bitwise_xor(left, scratch, out=left)
         np.add(self._first_leaf, code, out=buffers.leaf)
-        np.take(self._leaves, buffers.leaf, out=buffers.leaf_values, mode="clip")
+        self._leaves.take(buffers.leaf, out=buffers.leaf_values, mode="clip")
         start = 0
         for output, end in enumerate(self._ends):
             np.add.reduce(buffers.leaf_values[start:end], axis=0, out=result[output])

@@ -122,23 +122,27 @@ class Judge:
         missing_ms = 0.0 if self.like_llm_d else None
         ttft_target_ms = missing_ms if slo.ttft_ms is None else slo.ttft_ms
         tpot_target_ms = missing_ms if slo.tpot_ms is None else slo.tpot_ms
-        ttft_headroom_ms = tpot_headroom_ms = nothing(size)
-        known = ~np.isnan(ttft_ms)
+        ttft_headroom_ms = tpot_headroom_ms = None
+        known = ttft_ms == ttft_ms
         ok = known
         if ttft_target_ms is not None:
-            ttft_headroom_ms = ttft_target_ms - (0.0 if self.like_llm_d else waited_ms) - ttft_ms
-            ok = ok & (ttft_headroom_ms > 0)
+            ttft_headroom_ms = (ttft_target_ms - (0.0 if self.like_llm_d else waited_ms)) - ttft_ms
+            ok = ttft_headroom_ms > 0  # which NaN is not
         judges_tpot = tpot_target_ms is not None and streams and Target.TPOT in ready
         if tpot_target_ms is not None and judges_tpot:
             limits_ms = self.running.limits_ms(snapshot, tpot_target_ms) * self.slo_buffer_factor
-            tpot_headroom_ms = np.where(only_prefills, np.nan, limits_ms - tpot_ms)
-            known = known & (only_prefills | ~np.isnan(tpot_ms))
-            ok = ok & known & (only_prefills | (tpot_headroom_ms > 0))
+            tpot_headroom_ms = limits_ms - tpot_ms
+            known_tpot, ok_tpot = tpot_ms == tpot_ms, tpot_headroom_ms > 0
+            if np.count_nonzero(only_prefills):
+                tpot_headroom_ms = np.where(only_prefills, np.nan, tpot_headroom_ms)
+                known_tpot, ok_tpot = only_prefills | known_tpot, only_prefills | ok_tpot
+            known = known & known_tpot
+            ok = ok & ok_tpot
         return LatencyPrediction(
             ttft_ms=ttft_ms,
             tpot_ms=tpot_ms,
-            ttft_headroom_ms=ttft_headroom_ms,
-            tpot_headroom_ms=tpot_headroom_ms,
+            ttft_headroom_ms=nothing(size) if ttft_headroom_ms is None else ttft_headroom_ms,
+            tpot_headroom_ms=nothing(size) if tpot_headroom_ms is None else tpot_headroom_ms,
             known=known,
             ok=ok,
             ttft_constrained=ttft_target_ms is not None,
