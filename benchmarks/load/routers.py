@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.load.measuring import family
 from benchmarks.load.programs import LoadError
-from benchmarks.load.rig import family
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headroom-peers"
 POLICY = "cache_aware"

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.load.rig import Sample
+from benchmarks.load.measuring import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Row:
         rate: of an open loop, requests/s; 0 is a closed loop, whose latencies are queues and so not compared.
         picker_best_us: of the round that other load on the machine disturbed least.
         picker_busy_ratio, idle_picker_ratio: of one core, under the load and without any.
-        reference_ms: of the machine meanwhile, see `rig.reference_ms`.
+        reference_ms: of the machine meanwhile, see `measuring.reference_ms`.
         chunks: HTTP chunks per answer as the client got them.
         picker_messages, picker_bytes: what Envoy sent the picker.
     """
