@@ -46,6 +46,9 @@ def compiled(name: str) -> Path:
     made = subprocess.run([compiler, *FLAGS, "-o", draft, sources[0]], capture_output=True, text=True)
     if made.returncode:
         raise LoadError(f"{sources[0]} does not compile:\n{made.stderr[-2000:]}")
+    for old in BUILD.glob(f"{name}-*"):  # of other sources; what runs goes on
+        if old != draft:
+            old.unlink(missing_ok=True)
     draft.replace(program)
     return program
 
