@@ -46,8 +46,8 @@ def compiled(name: str) -> Path:
     made = subprocess.run([compiler, *FLAGS, "-o", draft, sources[0]], capture_output=True, text=True)
     if made.returncode:
         raise LoadError(f"{sources[0]} does not compile:\n{made.stderr[-2000:]}")
-    for old in BUILD.glob(f"{name}-*"):  # of other sources; what runs goes on
-        if old != draft:
+    for old in BUILD.glob(f"{name}-*"):  # of other sources; one that runs goes on
+        if not old.suffix:  # nor is a draft of another process
             old.unlink(missing_ok=True)
     draft.replace(program)
     return program
