@@ -7,7 +7,7 @@ SECONDS ?=
 STREAMS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz soak lint format clean
+.PHONY: help demo test fuzz soak manifests lint format clean
 
 help: ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ fuzz: $(VENV)/.installed-test ## new inputs for every parser of foreign bytes, S
 
 soak: $(VENV)/.installed-test ## thousands of long streams, pickers that end under load; SECONDS=180 in all, STREAMS=3000 at once
 	$(BIN)/python tests/soak/run.py --seconds $(or $(SECONDS),180) --streams $(or $(STREAMS),3000)
+
+manifests: $(VENV)/.installed-demo ## what is generated below manifests/, with the helm of $$PATH or of the tests' cache
+	PATH="$$PATH:$${HEADROOM_KUBE_CACHE:-$$HOME/.cache/headroom/kube}/bin" $(BIN)/python manifests/render.py
 
 lint: $(VENV)/.installed-test ## the checks of `make test` without the tests
 	$(BIN)/ruff check .

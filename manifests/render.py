@@ -24,11 +24,17 @@ CHART = HERE / "chart" / "headroom"
 INSTALL = HERE / "install"
 BOOTSTRAP = HERE.parent / "envoy" / "recommended.yaml"
 
-_PICKER = re.compile(r"    - name: picker\n.*?(?=      # Only matters with several pickers)", re.DOTALL)
-_PICKER_TLS = re.compile(r"      # The picker's certificate is its own.*?(?=      circuit_breakers: # one stream)", re.DOTALL)
-_MEMBERS = re.compile(r"      # ADDRESS: the pool, the same.*?(?=      ignore_health_on_host_removal)", re.DOTALL)
-_FAIL_OPEN = re.compile(r"                        # SWITCH: what becomes.*?(?=                        - name: fail-closed)", re.DOTALL)
-_HEADER = re.compile(r"\A.*?(?=# The idea, in the order)", re.DOTALL)
+
+def _up_to(first: str, next_: str) -> "re.Pattern[str]":
+    """From the first to just before the next; both are patterns."""
+    return re.compile(f"{first}.*?(?={next_})", re.DOTALL)
+
+
+_PICKER = _up_to("    - name: picker\n", "      # Only matters with several pickers")
+_PICKER_TLS = _up_to("      # The picker's certificate is its own", "      circuit_breakers: # one stream")
+_MEMBERS = _up_to("      # ADDRESS: the pool, the same", "      ignore_health_on_host_removal")
+_FAIL_OPEN = _up_to("                        # SWITCH: what becomes", "                        - name: fail-closed")
+_HEADER = _up_to(r"\A", "# The idea, in the order")
 
 # What stands at the marked places in the chart. Each is a piece of the bootstrap, in the order of the file.
 _REPLACED = (
@@ -54,8 +60,8 @@ _REPLACED = (
     (
         _MEMBERS,
         """\
-      # The pods that are ready, as the cluster's DNS tells them. The picker knows changes sooner: an address that is not
-      # here yet, or no longer, is passed over for the next.
+      # The pods that are ready, as the cluster's DNS tells them. The picker knows changes sooner: an address that is
+      # not here yet, or no longer, is passed over for the next.
       type: STRICT_DNS
       dns_refresh_rate: 1s
       load_assignment:
@@ -63,7 +69,7 @@ _REPLACED = (
         endpoints:
           - lb_endpoints:
             {{- range .Values.router.modelServers.targetPorts }}
-              - endpoint: {address: {socket_address: {address: {{ include "headroom.name" $ }}-servers.{{ $.Release.Namespace }}.svc.{{ $.Values.router.clusterDomain }}., port_value: {{ .number }}}}}
+              - endpoint: {address: {socket_address: {{ include "headroom.serverAddress" (list $ .number) }}}}
             {{- end }}
 """,
     ),
@@ -83,10 +89,7 @@ _REPLACED = (
     (_PICKER_TLS, ""),
 )
 _HTTP1 = "explicit_http_config: {http_protocol_options: {}}"
-_BY_PROTOCOL = (
-    "explicit_http_config: "
-    '{ {{- ternary "http2_protocol_options" "http_protocol_options" (eq .Values.router.modelServers.protocol "grpc") }}: {}}'
-)
+_BY_PROTOCOL = 'explicit_http_config: { {{- include "headroom.serversProtocol" . }}: {}}'
 
 
 def permissions_file() -> str:

@@ -73,3 +73,13 @@ default-plugins.yaml
 {{- define "headroom.bootstrap" -}}
 {{- tpl (.Files.Get "files/envoy.yaml") . -}}
 {{- end }}
+
+{{/* By which Envoy finds the model servers, and how it speaks to them. */}}
+{{- define "headroom.serverAddress" -}}
+{{- $root := index . 0 -}}
+{address: {{ include "headroom.name" $root }}-servers.{{ $root.Release.Namespace }}.svc.{{ $root.Values.router.clusterDomain }}., port_value: {{ index . 1 }}}
+{{- end }}
+
+{{- define "headroom.serversProtocol" -}}
+{{ ternary "http2_protocol_options" "http_protocol_options" (eq .Values.router.modelServers.protocol "grpc") }}
+{{- end }}
