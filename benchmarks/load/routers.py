@@ -69,15 +69,18 @@ def version_of(router: Router, python: Path) -> str:
 
 
 @contextmanager
-def running(router: Router, python: Path, servers: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
+def running(
+    router: Router, python: Path, servers: Sequence[str], policy: str = POLICY
+) -> Iterator[tuple[int, list[int]]]:
     """Its port and its processes, once it answers requests. Raises `LoadError` if it does not in time.
 
     Args:
-        servers: `host:port` of each.
+        servers: `host:port` of each. The model that they know as `bench` is asked.
+        policy: by the router's own name.
     """
     port, metrics_port = free_ports()
     command = [python, *router.module, "--host", "127.0.0.1", "--port", port, "--prometheus-port", metrics_port]
-    command += ["--policy", POLICY, "--log-level", router.quiet]
+    command += ["--policy", policy, "--log-level", router.quiet]
     command += ["--worker-urls", *(f"http://{address}" for address in servers)]
     with tempfile.NamedTemporaryFile(prefix=f"{router.name}-", suffix=".log") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
