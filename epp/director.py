@@ -24,7 +24,7 @@ from epp.pool.snapshot import Snapshot
 from epp.pool.subset import rows_in_subset
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
-from epp.scheduling.data import DEFAULT_PROMPT, PREFIX_MATCH, UNCACHED_TOKENS
+from epp.scheduling.data import DEFAULT_PROMPT, PREFIX_MATCH, UNCACHED_TOKENS, TokenizedPrompt
 from epp.scheduling.decision import Decision, Denial
 from epp.scheduling.pipeline import Pipeline
 from epp.wire import names
@@ -33,6 +33,7 @@ PATH_HEADERS = (":path", "x-original-path", "x-forwarded-path")
 REQUEST_ID_HEADER = "x-request-id"
 DEFAULT_PATH = "/v1/completions"
 DEFAULT_FAIRNESS_ID = "default-flow"
+NO_TEXT = (Prompt(()),)
 _UUID_VERSION_4 = (4 << 76) | (2 << 62)
 _UUID_FREE_BITS = ~((15 << 76) | (3 << 62))
 DEFAULT_MATCH = PREFIX_MATCH.by(None)
@@ -154,6 +155,7 @@ class Director:
             return self._refuse(Refusal(decision, request.error_style, request), cycle, started_s)
         assignment = self._assign(arrival, cycle, decision)
         self._observer.request_routed(request, decision, cycle, assignment.dispatched_s - started_s)
+        forget_text(assignment)
         return assignment
 
     def refuse(self, denial: Denial, headers: Mapping[str, str]) -> Refusal:
@@ -329,8 +331,7 @@ class Director:
         """The rest of the response will not be seen. What only decisions need is not kept until its end."""
         request = assignment.request
         assignment.body = None
-        # How many prompts there were still counts.
-        assignment.request = request._replace(headers={}, prompts=(Prompt(()),) * len(request.prompts))
+        assignment.request = request._replace(headers={})
         assignment.cycle.request = assignment.request
         assignment.cycle.data.clear()
         assignment.cycle.set_headers.clear()
@@ -376,6 +377,18 @@ class Director:
         self._observer.request_ended(assignment.request, outcome)
         if assignment.cycle.observations:
             self._observer.plugins_observed(assignment.cycle)
+
+
+def forget_text(assignment: Assignment) -> None:
+    """A prompt may be megabytes, and its response minutes away. Once it is decided on, only its size still counts."""
+    cycle, request = assignment.cycle, assignment.request
+    if request.prompts:
+        assignment.request = cycle.request = request._replace(
+            prompts=NO_TEXT if len(request.prompts) == 1 else NO_TEXT * len(request.prompts)
+        )
+    for value in cycle.data.values():
+        if isinstance(value, TokenizedPrompt):
+            value.prompts = ()
 
 
 def first_of(headers: Mapping[str, str], spellings: Sequence[str]) -> str | None:

@@ -164,6 +164,7 @@ class Exchange:
                 watched_as=None if awaited is None else awaited.name,
             )
         )
+        answer.body = None  # on its way
         if not replies:  # too late
             self._following.is_unnamed()
         return replies
