@@ -383,9 +383,7 @@ def forget_text(assignment: Assignment) -> None:
     """A prompt may be megabytes, and its response minutes away. Once it is decided on, only its size still counts."""
     cycle, request = assignment.cycle, assignment.request
     if request.prompts:
-        assignment.request = cycle.request = request._replace(
-            prompts=NO_TEXT if len(request.prompts) == 1 else NO_TEXT * len(request.prompts)
-        )
+        assignment.request = cycle.request = request._replace(prompts=NO_TEXT * len(request.prompts))
     for value in cycle.data.values():
         if isinstance(value, TokenizedPrompt):
             value.prompts = ()

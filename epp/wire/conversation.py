@@ -139,6 +139,7 @@ class Conversation:
         "_response",
         "_rewrite",
         "_routed",
+        "_speaks_grpc",
         "finished",
     )
 
@@ -148,7 +149,8 @@ class Conversation:
         self._request = Direction()
         self._response = Direction()
 
-        self._gathering = Gathering(limits.max_request_body_bytes)
+        self._gathering: Gathering | None = Gathering(limits.max_request_body_bytes)  # until the request is routed
+        self._speaks_grpc = False  # the client, as its request's headers say
         self._ready: tuple[RequestReady, Kind] | None = None  # waits for a route, which replies to that part
 
         self._routed = False
@@ -188,7 +190,7 @@ class Conversation:
             self._response.follow(table.RESPONSE[modes.response])
         response = self._response
         if message.side is _REQUEST:
-            if not self._routed:
+            if self._gathering is not None and not self._routed:
                 self._gathering.note(message)
             action = self._request.advance(message.kind)
         else:
@@ -261,8 +263,8 @@ class Conversation:
 
     @property
     def request_headers(self) -> Headers:
-        """As far as they have come; empty before."""
-        return self._gathering.headers
+        """As far as they have come; empty before, and once the request is routed."""
+        return Headers({}) if self._gathering is None else self._gathering.headers
 
     # --- for the owner -----------------------------------------------------------------------------------------------
 
@@ -280,6 +282,8 @@ class Conversation:
             raise RuntimeError("no request waits for a route")
         (request, kind), self._ready = self._ready, None
         self._routed = True
+        self._speaks_grpc = replies.is_grpc(request.headers)
+        self._gathering = None
         self._observe = route.observe_response
         if self._observing:
             return []
@@ -302,7 +306,7 @@ class Conversation:
         self._ready = None
         self._request.drop()
         self._response.drop()
-        return [replies.immediate(rejection, replies.is_grpc(self._gathering.headers))]
+        return [replies.immediate(rejection, self._speaks_grpc or replies.is_grpc(self.request_headers))]
 
     def respond(self, set_headers: Mapping[str, str]) -> list[bytes]:
         """Answer `ResponseStarted` with response headers to set. Nothing to send if it comes too late.
@@ -355,13 +359,15 @@ class Conversation:
         self._send_one(message.side, replies.empty(message.side, message.kind), step)
 
     def _keep(self, message: Message, step: Step) -> None:
-        if self._may_keep(message, step):
-            self._gathering.add(message.body)
+        gathering = self._may_keep(message, step)
+        if gathering is not None:
+            gathering.add(message.body)
 
     def _hand_over(self, message: Message, step: Step) -> None:
-        if self._may_keep(message, step):
-            self._gathering.add(message.body)
-            request = self._gathering.ready(message.kind, self._mode(_REQUEST))
+        gathering = self._may_keep(message, step)
+        if gathering is not None:
+            gathering.add(message.body)
+            request = gathering.ready(message.kind, self._mode(_REQUEST))
             self._ready = request, message.kind
             self._await_decision(request, step)
 
@@ -383,7 +389,7 @@ class Conversation:
         if message.side is _RESPONSE:
             data = self._rewritten(data, end)
             self._tell(message, step)
-        elif self._request.owed and not self._may_keep(message, step):
+        elif self._request.owed and self._may_keep(message, step) is None:
             return
         if 0 < len(data) <= replies.MAX_PIECE_BYTES:
             self._send_one(message.side, replies.streamed_chunk(message.side, data, end), step)
@@ -437,16 +443,17 @@ class Conversation:
         assert self._modes is not None  # known before any action
         return self._modes.request if side is _REQUEST else self._modes.response
 
-    def _may_keep(self, message: Message, step: Step) -> bool:
+    def _may_keep(self, message: Message, step: Step) -> Gathering | None:
         """Count bytes that are to be kept until the decision. Once they are too many, that is told and none is kept."""
-        if self._gathering.overflowed:
-            return False
-        if self._gathering.count(len(message.body)):
-            return True
+        gathering = self._gathering
+        if gathering is None or gathering.overflowed:
+            return None
+        if gathering.count(len(message.body)):
+            return gathering
         self._ready = None
         self._request.drop()
-        self._await_decision(self._gathering.too_large(), step)
-        return False
+        self._await_decision(gathering.too_large(), step)
+        return None
 
     def _await_decision(self, event: RequestReady | BodyTooLarge, step: Step) -> None:
         if self._observing:
