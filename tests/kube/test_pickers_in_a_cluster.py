@@ -288,3 +288,79 @@ async def test_a_picker_follows_changes_and_stops_when_what_it_knows_is_too_old(
             await until(lambda: pool_of(process), lambda said: f"{namespace}/last-rank-0" not in said)
             await until(lambda: readiness(process), lambda said: "silent" not in said)
             assert await age_s(process) < 15
+
+
+async def test_an_unready_pod_is_left_at_once_and_a_restart_of_the_api_server_costs_nothing(
+    api_server: ApiServer, cluster: Cluster, namespace: str, envoy_binary: Path, tmp_path: Path
+) -> None:
+    """Under traffic without a pause. It is measured how long after its pod turned unready a server gets its last
+    request: one second is what we want, 5 s what a busy machine may take. Then the API server is killed: requests are
+    routed on; when it is back changes are followed again."""
+    async with AsyncExitStack() as stack:
+        sims = await stack.enter_async_context(servers(3))
+        await pods_for(cluster, namespace, sims)
+        process = await stack.enter_async_context(picker(tmp_path, api_server.kubeconfig, namespace))
+        await ready(process)
+        bootstrap = render_bootstrap(
+            epp_address=f"127.0.0.1:{process.ports['grpc']}",
+            epp_tls=False,
+            endpoints=[sim.address for sim in sims],
+            fail_open=False,
+        )
+        envoy = await stack.enter_async_context(EnvoyProxy(bootstrap))
+        client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)))
+        over, statuses = asyncio.Event(), []
+
+        async def keep_asking() -> None:
+            while not over.is_set():
+                body = {"model": sims[0].config.model, "prompt": uuid.uuid4().hex, "max_tokens": 1}
+                async with client.post(f"{envoy.url}/v1/completions", json=body) as response:
+                    await response.read()
+                    statuses.append(response.status)
+                await asyncio.sleep(0.01)
+
+        async def turn(sim: SimServer, *, is_ready: bool) -> None:
+            body = status(sim.config.host, ready=is_ready)
+            await cluster.patch(PODS, namespace, sim.config.name, body, status=True)
+
+        async def reached(sim: SimServer) -> None:
+            before = sim.recorder.total
+            await until(lambda: sim.recorder.total, lambda total: total > before)
+
+        async def left_after_s(sim: SimServer) -> float:
+            """From just before the change is written until the last request that reaches the server."""
+            await reached(sim)
+            total, answered = sim.recorder.total, len(statuses)
+            started_s = last_s = time.monotonic()
+            turning = asyncio.create_task(turn(sim, is_ready=False))
+            # It is left when nothing has reached it for a second in which the others answered.
+            while time.monotonic() - last_s < 1 or len(statuses) < answered + 20:
+                if sim.recorder.total > total:
+                    total, answered, last_s = sim.recorder.total, len(statuses), time.monotonic()
+                assert last_s - started_s < 5, "requests reach a pod that is not ready"
+                await asyncio.sleep(0.005)
+            await turning
+            await turn(sim, is_ready=True)
+            await reached(sim)
+            return last_s - started_s
+
+        clients = [asyncio.create_task(keep_asking()) for _ in range(4)]
+        took_s = [await left_after_s(sim) for sim in sims]
+
+        everyone = await addresses(process)
+        await asyncio.to_thread(api_server.kill)
+
+        async def problems() -> list[str]:
+            return (await process.state())["kubernetes"]["problems"]
+
+        await until(problems, lambda said: any("does not answer" in problem for problem in said))
+        for sim in sims:
+            await reached(sim)
+        assert (await readiness(process), await addresses(process)) == ("ok\n", everyone)
+        await asyncio.to_thread(api_server.start)
+        await until(problems, lambda said: said == [])
+        took_s.append(await left_after_s(sims[0]))
+        print(f"last requests {', '.join(f'{took * 1000:.0f}' for took in took_s)} ms after pods turned unready")
+        over.set()
+        await asyncio.gather(*clients)
+        assert set(statuses) == {200}
