@@ -14,6 +14,7 @@ from helm_chart import (
     CHART,
     MANIFESTS,
     SERVERS,
+    NoHelm,
     Object,
     faults,
     find_helm,
@@ -129,6 +130,15 @@ CASES: Mapping[str, dict[str, Any]] = {
 }
 EXAMPLES = sorted((MANIFESTS / "examples").rglob("*.yaml"))
 by_case = pytest.mark.parametrize("values", CASES.values(), ids=list(CASES))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _helm() -> None:
+    """All tests here need Helm; where it is missing they are skipped and say how to get it."""
+    try:
+        find_helm()
+    except NoHelm as missing:
+        pytest.skip(f"needs Helm. {missing}")
 
 
 @pytest.fixture(scope="module")
