@@ -300,6 +300,13 @@ def test_flags_are_passed_as_they_are_meant() -> None:
     assert not any(flag.startswith(("--zap-log-level", "--prediction-server-url")) for flag in arguments)
 
 
+def test_a_profile_of_the_picker_takes_the_place_of_the_configuration() -> None:
+    """`epp serve` refuses both together."""
+    arguments = picker(render(merged(SERVERS, epp(flags={"profile": "predicted-latency"}))))["args"]
+    assert "--profile=predicted-latency" in arguments
+    assert not any(flag.startswith("--config-file") for flag in arguments)
+
+
 REFUSED: Mapping[str, tuple[dict[str, Any], list[str]]] = {
     "unknown key": (merged(SERVERS, epp(replica=3)), ["/router/epp", "replica"]),
     "wrong type": (merged(SERVERS, epp(replicas="three")), ["/router/epp/replicas"]),

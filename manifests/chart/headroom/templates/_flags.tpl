@@ -2,13 +2,15 @@
 {{- define "headroom.args" -}}
 {{- $epp := .Values.router.epp -}}
 {{- $flags := dict
-  "config-file" (printf "/etc/headroom/config/%s" (include "headroom.configFile" .))
   "grpc-port" $epp.extProcPort
   "grpc-health-port" $epp.grpcHealthPort
   "metrics-port" $epp.metricsPort
   "pool-namespace" .Release.Namespace
   "drain-timeout" (printf "%ds" (int $epp.drainTimeoutSeconds))
   "zap-encoder" "json" -}}
+{{- if not $epp.flags.profile -}}
+{{- $_ := set $flags "config-file" (printf "/etc/headroom/config/%s" (include "headroom.configFile" .)) -}}
+{{- end -}}
 {{- if eq .Values.mode "standalone" -}}
 {{- $selector := list -}}
 {{- range $label, $value := .Values.router.modelServers.matchLabels -}}
