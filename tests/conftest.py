@@ -2,5 +2,5 @@
 
 
 def pytest_make_parametrize_id(config: object, val: object, argname: str) -> str | None:
-    """Bytes are named after their parameter: a name must be the same in every process, and packed bytes hold the time."""
+    """Bytes are named after their parameter: packed ones hold the time, and names must not differ between processes."""
     return argname if isinstance(val, bytes | bytearray | memoryview) else None
