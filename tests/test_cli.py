@@ -66,7 +66,8 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             ["serve"],
             ["--endpoints", "--config-file", "--grpc-port", "9002", "9003", "9090", "--cert-path", "--drain-timeout"],
         ),
-        (["check"], ["--config-file", "--config-text", "Exit code"]),
+        (["serve"], ["--profile", "llm-d-default", "predicted-latency", "headroom"]),
+        (["check"], ["--config-file", "--config-text", "--profile", "Exit code"]),
         (["demo"], ["--serve", "--servers", "--requests"]),
     ],
 )
@@ -92,6 +93,23 @@ def test_check_prints_the_pipeline_that_a_configuration_makes(
     assert "random-picker" in from_file
     assert "queue-scorer" not in from_file
     assert output(capsys, "check", "--config-text", config).splitlines()[1:] == from_file.splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    ("profile", "decides"),
+    [
+        ("llm-d-default", "queue-scorer"),
+        ("predicted-latency", "slo-headroom-tier-filter"),
+        ("headroom", "latency-cost-scorer"),
+    ],
+)
+def test_check_prints_the_configurations_that_come_with_the_picker(
+    capsys: pytest.CaptureFixture[str], profile: str, decides: str
+) -> None:
+    said = output(capsys, "check", "--profile", profile)
+    assert f"built-in configuration {profile}" in said
+    assert decides in said
+    assert (said == output(capsys, "check")) == (profile == "llm-d-default")
 
 
 def engine_config(engine: str) -> str:

@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from epp.config.builtins import BUILT_INS
+
 
 def add_check(commands: Any) -> None:
     check = commands.add_parser(
@@ -17,10 +19,11 @@ def add_check(commands: Any) -> None:
         "--config-file", metavar="FILE", help="EndpointPickerConfig, YAML or JSON; without it the built-in one"
     )
     source.add_argument("--config-text", metavar="TEXT", help="the same, as text")
+    source.add_argument("--profile", choices=list(BUILT_INS), help="one that comes with the picker, as of `epp serve`")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     from epp.server.configuration import check
 
-    print(check(arguments.config_file, arguments.config_text))
+    print(check(arguments.config_file, arguments.config_text, arguments.profile))
     return 0

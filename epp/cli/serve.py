@@ -8,6 +8,7 @@ from typing import Any
 from epp.cli.flags import add_bool, add_duration, add_port, add_size, positive, ratio
 from epp.cli.kube_flags import add_kube_flags, kube_options
 from epp.cli.llmd_flags import add_flags_without_effect
+from epp.config.builtins import BUILT_INS, DEFAULT_BUILT_IN
 from epp.kube.options import KubeOptions
 from epp.problem import Problem
 from epp.server.options import ServeOptions
@@ -18,13 +19,18 @@ Run the picker. It serves ext_proc on --grpc-port, health on --grpc-health-port,
 
 Which model servers there are comes from --endpoints, from a discovery plugin in the configuration (file-discovery), or
 from Kubernetes: from an InferencePool (--pool-name) or from pods with certain labels (--endpoint-selector).
-How one is chosen comes from --config-file; without one the built-in configuration is used, which is llm-d's default:
-queue-scorer 2, kv-cache-utilization-scorer 2, prefix-cache-scorer 3, highest score wins.
+How one is chosen comes from --config-file, or from a configuration that comes with the picker, by --profile:
+  llm-d-default      what runs without either: queue-scorer 2, kv-cache-utilization-scorer 2, prefix-cache-scorer 3,
+                     highest score wins
+  predicted-latency  llm-d's profile with its latency predictor: the soonest among the servers within the targets
+  headroom           the cheapest server in milliseconds and missed targets, by how fast each was found to be
+`epp check --profile NAME` shows what is in one, and `epp lab run` tries them on simulated servers.
 """
 
 _EPILOG = """\
 examples:
   epp serve --endpoints 10.0.0.1:8000,10.0.0.2:8000
+  epp serve --endpoints 10.0.0.1:8000,10.0.0.2:8000 --profile headroom
   epp serve --pool-name llama --pool-namespace inference
   epp serve --config-file epp.yaml --cert-path /etc/epp/tls --enable-cert-reload
   epp serve --endpoints 127.0.0.1:8000 --secure-serving=false --grpc-socket /run/epp.sock
@@ -58,6 +64,11 @@ def add_serve(commands: Any) -> None:
     config = serve.add_argument_group("the configuration").add_mutually_exclusive_group()
     config.add_argument("--config-file", metavar="FILE", help="EndpointPickerConfig, YAML or JSON")
     config.add_argument("--config-text", metavar="TEXT", help="the same, as text")
+    config.add_argument(
+        "--profile",
+        choices=list(BUILT_INS),
+        help=f"a configuration that comes with the picker, see above (default {DEFAULT_BUILT_IN})",
+    )
 
     add_bool(
         serve, "--allow-experimental-plugins", d.allow_experimental_plugins, "do not log that a plugin is experimental"
@@ -184,6 +195,7 @@ def _run(arguments: argparse.Namespace) -> int:
         ServeOptions(
             config_file=arguments.config_file,
             config_text=arguments.config_text,
+            profile=arguments.profile,
             allow_experimental_plugins=arguments.allow_experimental_plugins,
             endpoints=arguments.endpoints,
             pool_name=_pool_name(arguments, kube),

@@ -6,37 +6,15 @@ Where llm-d leaves a choice to the order of a map, ours is the order of the file
 # mypy: disable-error-code="type-abstract"
 # Roles are abstract classes; they are passed on here to ask for instances, never to be instantiated.
 
+from epp.config.builtins import BUILT_INS, DEFAULT_BUILT_IN
 from epp.config.draft import Draft
 from epp.config.errors import KeyPath, printable
 from epp.config.schema import PluginReference, ProfilePlugin, SchedulingProfile, SourceSpec
 from epp.inference.apis import DEFAULT_PARSERS
 from epp.scheduling.plugin import Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
 
-# What runs when nothing is configured (llm-d default).
-DEFAULT_CONFIG = """\
-apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins:
-- type: queue-scorer
-- type: kv-cache-utilization-scorer
-- type: prefix-cache-scorer
-- type: metrics-data-source
-- type: core-metrics-extractor
-schedulingProfiles:
-- name: default
-  plugins:
-  - pluginRef: queue-scorer
-    weight: 2
-  - pluginRef: kv-cache-utilization-scorer
-    weight: 2
-  - pluginRef: prefix-cache-scorer
-    weight: 3
-dataLayer:
-  sources:
-  - pluginRef: metrics-data-source
-    extractors:
-    - pluginRef: core-metrics-extractor
-"""
+DEFAULT_CONFIG = BUILT_INS[DEFAULT_BUILT_IN].text
+"""What runs when nothing is configured (llm-d default)."""
 
 DEFAULT_PROFILE = "default"
 PROFILE_HANDLER = "single-profile-handler"

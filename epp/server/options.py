@@ -10,6 +10,7 @@ from epp.kube.options import KubeOptions
 class ServeOptions:
     """
     Attributes:
+        profile: one of `epp.config.builtins`, when there is neither file nor text; `None`: the default one.
         allow_experimental_plugins: do not mention in the log that a plugin is experimental.
         endpoints: `host:port,…`; `None` when the configuration names a discovery plugin, or with `kube`.
         pool_name: label of pool metrics.
@@ -40,6 +41,7 @@ class ServeOptions:
 
     config_file: str | None = None
     config_text: str | None = None
+    profile: str | None = None
     allow_experimental_plugins: bool = False
     endpoints: str | None = None
     pool_name: str = "epp"

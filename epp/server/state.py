@@ -62,6 +62,7 @@ class PickerState:
             options.config_file,
             options.config_text,
             Services(ledger=self.ledger, predictor=self.predictor, timer=time.perf_counter),
+            profile=options.profile,
             allow_experimental=options.allow_experimental_plugins,
         )
         self.policies = Policies(options.objectives)

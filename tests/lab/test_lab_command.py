@@ -85,7 +85,7 @@ def test_what_is_wrong_is_said_in_a_line(flags: list[str], says: str, capsys) ->
 
 def test_a_configuration_that_does_not_load_names_the_policy(tmp_path, capsys) -> None:
     config = tmp_path / "bad.yaml"
-    config.write_text(POLICIES["ours"].config_text.replace("latency-scorer", "latency-scorre"))
+    config.write_text(POLICIES["ours"].config_text.replace("latency-cost-scorer", "latency-cost-scorre"))
     flags = ["--policies", str(config), "--pool", "h100", "--rate", "5", "--duration", "2s", "--jobs", "1"]
     assert main(["lab", "run", *flags]) == 2
     assert "bad.yaml" in capsys.readouterr().err

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from types import MappingProxyType
 
-from epp.config.defaults import DEFAULT_CONFIG
+from epp.config.builtins import BUILT_INS
 from epp.lab.policies.cache import CacheAware, LeastLoad, LMetric
 from epp.lab.policies.load import AlwaysBusiest, ModelDock, PowerOfTwo, RoundRobin
 from epp.lab.policies.policy import Policy, picked_by
@@ -24,10 +24,17 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         policy.name: policy
         for policy in (
-            _from_file("ours", "our profile"),
+            Policy("ours", "the built-in configuration headroom", BUILT_INS["headroom"].text),
+            Policy(
+                "predicted-latency",
+                "the built-in configuration of that name: llm-d's profile, as we count and compare",
+                BUILT_INS["predicted-latency"].text,
+            ),
             _from_file("llm-d-predicted", "llm-d's predicted latency as its chart sets it"),
             _from_file("llm-d-predicted-streaming", "the same, told that answers stream"),
-            Policy("llm-d-default", "llm-d's default: queue 2, KV 2, prefix 3, max-score", DEFAULT_CONFIG),
+            Policy(
+                "llm-d-default", "llm-d's default: queue 2, KV 2, prefix 3, max-score", BUILT_INS["llm-d-default"].text
+            ),
             picked_by(LMetric, "lmetric", "uncached prefill tokens times batch size"),
             picked_by(CacheAware, "cache-aware", "SGLang's: longest match while load is balanced"),
             _from_file("sticky", "llm-d's: stays with warm servers until they are saturated"),

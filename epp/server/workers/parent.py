@@ -51,7 +51,7 @@ def fork(options: ServeOptions) -> Forked | None:
         raise Problem(f"--workers {options.workers}: needs Linux")
     Registry.discover(PLUGINS)  # so that their modules, too, are loaded once for all
     # What is in the configuration file now is what all workers get, whenever they start.
-    config_text, _ = text_of(options.config_file, options.config_text)
+    config_text, _ = text_of(options.config_file, options.config_text, options.profile)
     memory = shared_load.create(options.workers)
     load = SharedLoad(memory, options.workers, me=None)
     worker_options = replace(options, config_file=None, config_text=config_text)

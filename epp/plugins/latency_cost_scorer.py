@@ -1,0 +1,280 @@
+"""The server where a request costs least is best: its wait there, times those who share the server, times its pace.
+
+Three things speak against a server: the prompts that are to be computed before the first token, the requests that every
+further millisecond of prefill holds up, and slow steps. Their product keeps servers level in all three at once (without
+the pace and in tokens instead of milliseconds it is the published policy LMetric). In milliseconds it is fair between a
+fast server and a slow one, between one long prompt and many short ones, and between waiting for a cached prefix and
+computing it elsewhere: affinity needs no threshold, it is what comes out cheapest.
+
+To this come the targets. What a choice costs is multiplied the more of them it is expected to miss: the request's own,
+and those of requests that run there already and that this one would slow down. So a server that is at its limit is
+spared, one that has room for more takes it, and what cannot be saved goes where it spoils least.
+
+How fast each server is is learned from its own answers (`epp.latency.endpoint_laws`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from epp.latency.endpoint_laws import EndpointLaws
+from epp.latency.types import Target
+from epp.ledger import Outcome
+from epp.plugins._latency_samples import measure
+from epp.plugins._prefill import prefill_row
+from epp.plugins._prefill_backlog import PrefillBacklog, attention_pairs
+from epp.plugins._signals import fresh
+from epp.plugins._slo import Slo, slo_of
+from epp.plugins._slow_start import without_held_back
+from epp.pool.snapshot import Snapshot
+from epp.scheduling.candidates import Candidates
+from epp.scheduling.cycle import Cycle
+from epp.scheduling.data import (
+    DEFAULT_PROMPT,
+    IN_FLIGHT_LOAD,
+    PREFIX_MATCH,
+    SLOW_START,
+    UNCACHED_TOKENS,
+    DataKey,
+    FloatArray,
+    IntArray,
+)
+from epp.scheduling.decision import Decision
+from epp.scheduling.plugin import EndHook, FirstTokenHook, Parameters, PreRequest, Scorer, Services
+
+# An 8B model on one H100; see `epp.latency.prior` for the sources. A pair of tokens that attend: 4 · layers · width
+# operations beside the 2 · parameters of a token, at half the efficiency, of 18.5 µs per token.
+_TTFT_MS = (28.0, 0.0185, 1.2e-6)  # constant, per token to compute, per pair
+_TPOT_MS = (7.2, 0.1, 0.0002, 0.00005)  # constant, per request there, per token to compute, per token of context
+_LEAST_SPREAD = 0.1
+_OUTPUT_SAMPLES = 500  # so many the mean length of answers remembers
+_NORMAL_TO_LOGISTIC = 1.702  # 1 / (1 + exp(-1.702 z)) is within 0.01 of the normal distribution
+_MOST_EXPONENT = 40.0
+_OTHERS_RATIO, _OTHERS_REQUESTS = 1.25, 8.0  # pages are old: so far above our own count they say nothing of others
+
+
+class LatencyCostParameters(Parameters):
+    missed_target_weight: float = Field(
+        5.0, ge=0, description="How many times its cost is added for each target expected to be missed; 0: none."
+    )
+    expected_output_tokens: float = Field(
+        150.0, gt=0, description="Length of an answer before any was seen; then it is learned."
+    )
+    in_flight_load_producer_name: str = Field("", description="Whose load to read; empty: the default producer.")
+    latency_prediction_info_producer_name: str = Field(
+        "", description="Who says which servers are new or failing; empty: the default producer."
+    )
+
+
+@dataclass(slots=True)
+class _Priced:
+    """What the candidates were like at the decision. One float per row.
+
+    Attributes:
+        uncached_tokens, pairs: of this request's prompt.
+        tokens_before, pairs_before: of those that wait.
+        requests: with this one.
+        context_tokens: of those that decode, and the prompt.
+    """
+
+    rows: IntArray
+    uncached_tokens: FloatArray
+    pairs: FloatArray
+    tokens_before: FloatArray
+    pairs_before: FloatArray
+    requests: FloatArray
+    context_tokens: FloatArray
+
+
+@dataclass(slots=True)
+class _Sent:
+    """Terms of the two laws, of the server that was chosen."""
+
+    endpoint_id: str
+    ttft: tuple[float, ...]
+    tpot: tuple[float, ...]
+
+
+class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
+    """score = lowest cost / cost, with
+
+        cost = (step + prefill before it + its own prefill) · (requests there + 1) · TPOT · (1 + missedTargetWeight · m)
+
+    in ms by what was learned of each server, and m the targets that are expected to be missed: the probability that the
+    request misses one of its own, plus, for each request in flight there, by how much this one raises the probability
+    that it misses the same TPOT target. A cached prefix is prefill that is not needed. Two idle servers of which one
+    prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of 7 and 12 ms: costs
+    100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
+
+    *Without targets* (`x-slo-ttft-ms`, `x-slo-tpot-ms`) m is 0. *New servers* are taken to be like the pool. Where
+    predicted-latency-producer runs, new and failing servers have their turn as it says. *Others' traffic* counts where
+    a server reports far more requests than we sent.
+
+    Best with max-score-picker: the product keeps servers level by itself.
+    """
+
+    plugin_type = "latency-cost-scorer"
+    parameters_model = LatencyCostParameters
+
+    def __init__(self, name: str, parameters: LatencyCostParameters, services: Services) -> None:
+        super().__init__(name, parameters, services)
+        self._weight = parameters.missed_target_weight
+        self._load_key = IN_FLIGHT_LOAD.by(parameters.in_flight_load_producer_name)
+        self._uncached_key = UNCACHED_TOKENS.by(parameters.in_flight_load_producer_name)
+        self._match_key = PREFIX_MATCH.by(None)
+        self._slow_start_key = SLOW_START.by(parameters.latency_prediction_info_producer_name)
+        self._ttft, self._tpot = EndpointLaws(_TTFT_MS), EndpointLaws(_TPOT_MS)
+        self._backlog = PrefillBacklog()
+        self._output_tokens = parameters.expected_output_tokens
+        self._answers = 1
+        self._version: int | None = None
+        self._endpoint_ids: tuple[str, ...] = ()
+
+    @property
+    def consumes(self) -> Sequence[DataKey[Any]]:
+        return DEFAULT_PROMPT, self._match_key, self._load_key, self._uncached_key
+
+    # --- the price --------------------------------------------------------------------------------------------------
+
+    def score(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
+        eligible = without_held_back(cycle, candidates, self._slow_start_key)
+        scores = self._scores(cycle, eligible)
+        if len(eligible) == len(candidates):
+            return scores
+        everybody = np.zeros(len(candidates))
+        everybody[np.isin(candidates.rows, eligible.rows)] = scores
+        return everybody
+
+    def _scores(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
+        self._follow(candidates.snapshot)
+        priced = cycle.state[self.name] = self._look(cycle, candidates)
+        overhead, per_token, per_pair = self._laws(self._ttft, candidates)
+        own_ms = per_token * priced.uncached_tokens + per_pair * priced.pairs
+        prefill_ms = per_token * priced.tokens_before + per_pair * priced.pairs_before + own_ms
+        base, per_request, per_prefill, per_context = self._laws(self._tpot, candidates)
+        tpot_ms = (
+            base
+            + per_request * priced.requests
+            + per_prefill * priced.tokens_before
+            + per_context * priced.context_tokens
+        )
+        cost = (base + prefill_ms) * priced.requests * tpot_ms
+        slo = slo_of(cycle.request.headers)
+        if slo.constrained and self._weight > 0:
+            ttft_ms = overhead + prefill_ms + cycle.waited_ms
+            output_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
+            added_ms = per_request + per_context * _prompt_tokens(cycle) + own_ms / max(output_tokens, 1.0)
+            cost *= 1.0 + self._weight * self._missed(slo, ttft_ms, tpot_ms, added_ms, priced.requests - 1.0)
+        scores: FloatArray = cost.min() / cost
+        return scores
+
+    def _missed(
+        self, slo: Slo, ttft_ms: FloatArray, tpot_ms: FloatArray, added_ms: FloatArray, neighbours: FloatArray
+    ) -> FloatArray:
+        """Targets expected to be missed. `added_ms`: by how much each neighbour's TPOT rises."""
+        kept, harmed = np.ones(len(ttft_ms)), np.zeros(len(ttft_ms))
+        if slo.ttft_ms is not None:
+            kept = _within(slo.ttft_ms, ttft_ms, self._ttft.spread)
+        if slo.tpot_ms is not None:
+            before = _within(slo.tpot_ms, tpot_ms, self._tpot.spread)
+            kept = kept * before
+            harmed = neighbours * (before - _within(slo.tpot_ms, tpot_ms + added_ms, self._tpot.spread))
+        return 1.0 - kept + harmed
+
+    def _look(self, cycle: Cycle, candidates: Candidates) -> _Priced:
+        prompt_tokens = _prompt_tokens(cycle)
+        load, uncached = cycle.get(self._load_key), cycle.get(self._uncached_key)
+        nothing = np.zeros(len(candidates))
+        own = nothing if uncached is None else candidates.take(uncached.prefill_tokens)
+        own = np.maximum(own, 1.0)  # the last token of a prompt is always computed
+        before = nothing if load is None else candidates.take(load.prefill_tokens)
+        requests = nothing if load is None else candidates.take(load.requests)
+        snapshot = candidates.snapshot
+        reported = fresh(snapshot.waiting_requests, candidates, cycle.now_s) + fresh(
+            snapshot.running_requests, candidates, cycle.now_s
+        )
+        others = np.fmax(reported - _OTHERS_RATIO * requests - _OTHERS_REQUESTS, 0.0)
+        return _Priced(
+            rows=candidates.rows,
+            uncached_tokens=own,
+            pairs=attention_pairs(own, max(prompt_tokens, 1.0)),
+            tokens_before=before,
+            pairs_before=before * candidates.take(self._backlog.pairs_per_token(self._endpoint_ids)),
+            requests=requests + others + 1.0,
+            context_tokens=prompt_tokens + (nothing if load is None else candidates.take(load.decode_tokens)),
+        )
+
+    def _laws(self, laws: EndpointLaws, candidates: Candidates) -> FloatArray:
+        coefficients = laws.of(self._endpoint_ids)
+        return coefficients if candidates.everyone else coefficients[:, candidates.rows]
+
+    def _follow(self, snapshot: Snapshot) -> None:
+        if snapshot.endpoints_version == self._version:
+            return
+        self._version = snapshot.endpoints_version
+        self._endpoint_ids = tuple(endpoint.id for endpoint in snapshot.endpoints)
+        self._ttft.keep(snapshot.row_by_id)
+        self._tpot.keep(snapshot.row_by_id)
+
+    # --- what comes of it -------------------------------------------------------------------------------------------
+
+    def pre_request(self, cycle: Cycle, decision: Decision) -> None:
+        priced = cycle.state.pop(self.name, None)
+        if not isinstance(priced, _Priced):
+            return
+        chosen = decision.endpoints[0]
+        at = int(np.searchsorted(priced.rows, decision.snapshot.row_by_id[chosen.id]))
+        if at == len(priced.rows) or decision.snapshot.endpoints[priced.rows[at]] is not chosen:
+            return
+        own, pairs = float(priced.uncached_tokens[at]), float(priced.pairs[at])
+        before, pairs_before = float(priced.tokens_before[at]), float(priced.pairs_before[at])
+        cycle.state[self.name] = _Sent(
+            chosen.id,
+            (1.0, own + before, pairs + pairs_before),
+            (1.0, float(priced.requests[at]), before, float(priced.context_tokens[at])),
+        )
+        if prefill_row(decision) is None:
+            self._backlog.add(cycle.request.id, chosen.id, own, pairs)
+
+    def first_token(self, cycle: Cycle, decision: Decision, at_s: float) -> None:
+        self._backlog.remove(cycle.request.id)
+
+    def end(self, cycle: Cycle, decision: Decision, outcome: Outcome) -> None:
+        self._backlog.remove(cycle.request.id)
+        sent = cycle.state.pop(self.name, None)
+        if not isinstance(sent, _Sent) or outcome.served_endpoint_id != sent.endpoint_id:
+            return
+        actual_ms, dropped = measure(cycle.request, outcome)
+        if dropped is not None:
+            return
+        tokens = outcome.usage.completion_tokens
+        if tokens is not None and tokens > 0:
+            self._answers += 1
+            self._output_tokens += (tokens - self._output_tokens) / min(self._answers, _OUTPUT_SAMPLES)
+        if Target.TTFT in actual_ms and prefill_row(decision) is None:
+            self._ttft.observe(sent.endpoint_id, sent.ttft, actual_ms[Target.TTFT])
+        if Target.TPOT in actual_ms:
+            self._tpot.observe(sent.endpoint_id, sent.tpot, actual_ms[Target.TPOT])
+
+    def dump_state(self) -> Mapping[str, Any]:
+        return {
+            "ttft": self._ttft.state(),
+            "tpot": self._tpot.state(),
+            "expected_output_tokens": self._output_tokens,
+        }
+
+
+def _prompt_tokens(cycle: Cycle) -> float:
+    prompt = cycle.get(DEFAULT_PROMPT)
+    return 0.0 if prompt is None else float(prompt.tokens)
+
+
+def _within(target_ms: float, expected_ms: FloatArray, spread: float) -> FloatArray:
+    """Probability that what is expected to take `expected_ms` takes less than the target: a lognormal, nearly."""
+    z = (log(target_ms) - np.log(expected_ms)) / max(spread, _LEAST_SPREAD)
+    kept: FloatArray = 1.0 / (1.0 + np.exp(np.clip(-_NORMAL_TO_LOGISTIC * z, -_MOST_EXPONENT, _MOST_EXPONENT)))
+    return kept

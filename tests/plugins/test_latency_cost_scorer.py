@@ -1,0 +1,174 @@
+"""Wait times company times pace, in milliseconds; targets count as far as they are at stake; speeds are learned."""
+
+import numpy as np
+import pytest
+from latency_fakes import cycle_with
+from plugin_fakes import NOW_S, decide, endpoints, make, pool, signals
+
+from epp.endings import EndCause
+from epp.inference.request import Api, Usage
+from epp.ledger import Outcome
+from epp.scheduling.data import (
+    DEFAULT_PROMPT,
+    IN_FLIGHT_LOAD,
+    UNCACHED_TOKENS,
+    InFlightLoad,
+    TokenizedPrompt,
+    UncachedTokens,
+)
+
+TARGETS = {"x-slo-ttft-ms": "200", "x-slo-tpot-ms": "25"}
+
+
+def a_request(*, tokens=1000, uncached=None, requests=(0, 0), prefill=(0, 0), decode=(0, 0), **kwargs):
+    """A request of `tokens`, and two servers with this in flight."""
+    cycle = cycle_with(None, api=Api.COMPLETIONS, streaming=True, **kwargs)
+    cycle.publish(DEFAULT_PROMPT, TokenizedPrompt((b"x" * 4 * tokens,), b""))
+    columns = [np.array(column, dtype=float) for column in (requests, prefill, prefill, decode)]
+    cycle.publish(IN_FLIGHT_LOAD.by(None), InFlightLoad(*columns))
+    here = np.full(len(requests), float(tokens)) if uncached is None else np.array(uncached, dtype=float)
+    cycle.publish(UNCACHED_TOKENS.by(None), UncachedTokens(here, 0.0))
+    return cycle
+
+
+def scored(cycle, scorer=None, candidates=None):
+    return (scorer or make("latency-cost-scorer")).score(cycle, candidates or pool(size=2)).tolist()
+
+
+def serve(scorer, row, *, ttft_ms, tpot_ms, status=200, served=None, **request):
+    """One request through the scorer, sent to `row` and answered."""
+    candidates, cycle = pool(size=2), a_request(**request)
+    scorer.score(cycle, candidates)
+    decision = decide(candidates, row)
+    scorer.pre_request(cycle, decision)
+    first_s = NOW_S + ttft_ms / 1e3
+    scorer.first_token(cycle, decision, first_s)
+    outcome = Outcome(
+        EndCause.NATURAL,
+        status,
+        True,
+        served or decision.endpoints[0].id,
+        NOW_S,
+        NOW_S,
+        first_s,
+        first_s + 99 * tpot_ms / 1e3,
+        Usage(1000, 100),
+    )
+    scorer.end(cycle, decision, outcome)
+
+
+# --- the price ------------------------------------------------------------------------------------------------------
+
+
+def test_equal_servers_score_the_same():
+    assert scored(a_request(requests=(3, 3), prefill=(500, 500))) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "worse", [{"requests": (5, 9)}, {"prefill": (0, 4000)}, {"uncached": (100, 1000)}, {"decode": (0, 200_000)}]
+)
+def test_company_a_queue_a_cold_cache_and_slow_steps_cost(worse):
+    best, other = scored(a_request(**worse))
+    assert best == 1 > other
+
+
+def test_a_cached_prefix_is_worth_a_wait_but_not_any():
+    warm_and_busy = {"tokens": 8000, "uncached": (200, 8000), "requests": (4, 2)}
+    assert scored(a_request(**warm_and_busy, prefill=(500, 0)))[0] == 1
+    assert scored(a_request(**warm_and_busy, prefill=(20_000, 0)))[1] == 1
+
+
+def test_one_long_prompt_is_a_longer_queue_than_many_short_ones():
+    scorer, candidates = make("latency-cost-scorer"), pool(size=2)
+    for row, lengths in ((0, [60_000]), (1, [3_000] * 20)):
+        for number, tokens in enumerate(lengths):
+            cycle = a_request(tokens=tokens)
+            cycle.request = cycle.request._replace(id=f"{row}-{number}")
+            scorer.score(cycle, candidates)
+            scorer.pre_request(cycle, decide(candidates, row))
+    score = scored(a_request(requests=(1, 1), prefill=(60_000, 60_000)), scorer)
+    assert score[1] == 1 > 2 * score[0]
+
+
+def test_others_who_send_there_count_when_they_are_many():
+    busy = pool(signals(waiting_requests=40, running_requests=60), signals(waiting_requests=0, running_requests=1))
+    assert scored(a_request(), candidates=busy)[0] < 0.1
+    stale = pool(signals(waiting_requests=0, running_requests=6), signals(waiting_requests=0, running_requests=1))
+    assert scored(a_request(), candidates=stale) == [1, 1]
+
+
+def test_a_request_of_which_nothing_is_known_is_scored_by_load():
+    cycle = cycle_with(None)
+    cycle.publish(IN_FLIGHT_LOAD.by(None), InFlightLoad(*np.array([[2.0, 1], [0, 0], [0, 0], [0, 0]])))
+    assert scored(cycle)[1] == 1
+    assert scored(cycle_with(None)) == [1, 1]
+
+
+def test_new_and_failing_servers_wait_for_their_turn():
+    assert scored(a_request(requests=(9, 0), held_back=[False, True])) == [1, 0]
+    assert scored(a_request(requests=(0, 9), held_back=[False, True], turn=1)) == [0, 1]
+
+
+# --- targets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_target_that_is_at_stake_outweighs_the_price():
+    """The second server is cheaper by its few requests, but the first token would come too late there."""
+    load = {"tokens": 500, "requests": (60, 12), "prefill": (2_000, 12_000), "decode": (40_000, 8_000)}
+    assert scored(a_request(**load))[1] == 1
+    assert (
+        scored(
+            a_request(**load, headers={"x-slo-ttft-ms": "150"}), make("latency-cost-scorer", {"missedTargetWeight": 20})
+        )[0]
+        == 1
+    )
+
+
+def test_neighbours_that_would_be_slowed_past_their_target_are_spared():
+    """The first server is just within 25 ms per token, with 80 requests; the second has room, and a longer queue."""
+    load = {"requests": (80, 40), "prefill": (900, 9_000), "decode": (160_000, 80_000)}
+    assert scored(a_request(**load))[0] == 1
+    assert scored(a_request(**load, headers={"x-slo-tpot-ms": "25"}))[1] == 1
+
+
+def test_what_is_lost_anyway_goes_where_it_spoils_least():
+    """Both are too slow; on the second nobody keeps the target any more, so nobody there loses it."""
+    load = {"requests": (60, 70), "decode": (330_000, 900_000)}
+    free, targeted = scored(a_request(**load)), scored(a_request(**load, headers={"x-slo-tpot-ms": "25"}))
+    assert targeted[1] / targeted[0] > free[1] / free[0]
+
+
+def test_targets_count_for_nothing_when_told_so():
+    scorer = make("latency-cost-scorer", {"missedTargetWeight": 0})
+    load = {"requests": (60, 70), "decode": (330_000, 900_000)}
+    assert scored(a_request(**load, headers=TARGETS), scorer) == scored(a_request(**load), scorer)
+
+
+# --- learning -------------------------------------------------------------------------------------------------------
+
+
+def test_the_slower_server_is_found_out():
+    scorer = make("latency-cost-scorer")
+    for tokens in (200, 1000, 4000) * 20:
+        serve(scorer, 0, tokens=tokens, ttft_ms=28 + 0.0185 * tokens, tpot_ms=8)
+        serve(scorer, 1, tokens=tokens, ttft_ms=34 + 0.059 * tokens, tpot_ms=13)
+    alike, slow = scored(a_request(tokens=4000), scorer)
+    assert alike == 1
+    assert slow == pytest.approx((8 + 74) * 8 / ((13 + 236) * 13), rel=0.35)
+
+
+@pytest.mark.parametrize("bad", [{"status": 500}, {"served": "ns/pod-0"}])
+def test_errors_and_answers_of_others_teach_nothing(bad):
+    scorer = make("latency-cost-scorer")
+    for _ in range(30):
+        serve(scorer, 1, ttft_ms=1, tpot_ms=1, **bad)
+    assert scored(a_request(), scorer) == [1, 1]
+
+
+def test_nothing_is_left_of_requests_that_have_ended_or_of_servers_that_have_left():
+    scorer = make("latency-cost-scorer")
+    serve(scorer, 0, ttft_ms=50, tpot_ms=8)
+    serve(scorer, 1, ttft_ms=50, tpot_ms=8)
+    assert scorer._backlog._by_request == {} == scorer._backlog._by_endpoint
+    scorer.score(cycle_with(None), pool(size=1, version=2))
+    assert list(scorer.dump_state()["ttft"]["endpoints"]) == [endpoints(1)[0].id]
