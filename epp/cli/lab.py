@@ -225,7 +225,7 @@ def _list(arguments: argparse.Namespace) -> int:
     for workload in WORKLOADS.values():
         print(f"  {workload.name:24} {workload.about}")
     print("policies")
-    for policy in (*POLICIES.values(), oracle.policy_of(oracle.Rule.SOONEST)):
+    for policy in (*POLICIES.values(), oracle.policy_of()):
         print(f"  {policy.name:24} {policy.about}")
     print("shapes of servers")
     for name, engine in ENGINES.items():

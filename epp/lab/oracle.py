@@ -1,31 +1,44 @@
-"""The oracle: it looks into the engines and knows how long answers will be. A bound, not a policy.
+"""The oracle: it looks into the engines and knows how long answers will be. A yardstick, not a policy.
 
 It knows what no picker can: the true state of every engine and of its cache, the true step law, and the output lengths
-of all requests that have arrived; nothing of those that will. What is best to do with that depends on the workload and
-the load, so it has several rules, and of a run it is given the one that kept most targets. All are greedy: they are no
-proof that nothing could be better.
+of all requests that have arrived; nothing of those that will. Each request goes where most targets are kept, over all
+that have arrived (`epp.lab.stakes`), minus a price for the engine's time that its prompt takes: who comes to a warm
+server leaves time for others. Where nothing can be kept any more a request costs nothing, so what is lost gathers on
+few servers, out of the way of all others.
+
+What is best depends on what comes next. So there are two rules, one for a load that lasts and one for a load that
+passes, and of a run the oracle is given the one that kept more targets. Both are greedy: they are no proof that nothing
+could be better.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from math import exp
+from typing import Any
 
 from pydantic import Field
 
 from epp.lab.experiment import LabRequest
 from epp.lab.policies.policy import Policy, picked_by
-from epp.lab.projection import project
 from epp.lab.prompts import BlockHashes, tokens_of
 from epp.lab.servers import Server
+from epp.lab.stakes import Expected, Newcomer, Stakes, allowed_s, prefill_s
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import FloatArray
 from epp.scheduling.plugin import Parameters, Picker, Services
-from epp.sim.workload import TPOT_SLO_HEADER, TTFT_SLO_HEADER
 
-_WINDOW_S = 1.0
-"""Over which the pace of an engine is taken: long against a step, short against a wave of load."""
+_PREFILL_WINDOW_S = 10.0
+"""Over which an engine's share of prefill is taken: long against a request, short against a wave of load."""
+_MOST_PREFILL_RATIO = 0.9
+_RATE_SINCE_S = 5.0  # the least time over which arrivals are counted
+
+_TIME_PRICE = 0.5
+"""Of a second of prefill, in requests that arrive per second and server. At the knee every request needs its share of
+the servers' time, so a second is worth as many; below it nothing. Half of it does well at all loads."""
+_SLACK_PRICE = 0.1
+"""Of a whole target used up, in targets kept: it decides between servers where as many would be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +66,35 @@ def with_foresight(services: Services, world: Any) -> Services:
     return Foresight(services.ledger, services.predictor, services.timer, world)
 
 
-class _Pace:
-    """How long an engine's steps have been of late, prompts of others included."""
-
-    def __init__(self) -> None:
-        self.step_s = 0.0
-        self._since: tuple[float, float, int] = (0.0, 0.0, 0)
-
-    def look(self, server: Server, now_s: float) -> None:
-        since_s, busy_s, steps = self._since
-        if now_s - since_s >= _WINDOW_S:
-            new_steps = server.engine.scheduler.decoders.steps - steps
-            self.step_s = (server.engine.busy_s - busy_s) / new_steps if new_steps > 0 else 0.0
-            self._since = now_s, server.engine.busy_s, server.engine.scheduler.decoders.steps
-
-
 class Rule(Enum):
-    """Whom to take. A request that no server can keep within its targets is lost, wherever it goes."""
+    """What is expected of those who are yet to come: see `epp.lab.stakes.Expected.followed_ratio`."""
 
-    SOONEST = "soonest"  # the soonest first token of those that keep the targets; a lost one where it misses by least
-    GIVE_UP_LATE = "give-up-late"  # the same, but a lost one goes to the longest queue, out of the way of the others
-    GIVE_UP_SLOW = "give-up-slow"  # the same, and lost is also what would come to a server whose pace misses the target
-    CACHED = "cached"  # the fewest tokens to compute, whatever the targets, then the fewest requests
-    LIGHTEST = "lightest"  # the least prefill work times batch size, by what is truly cached and queued
+    NOBODY_FOLLOWS = "nobody-follows"
+    MOST_ARE_FOLLOWED = "most-are-followed"
+
+
+_FOLLOWED_RATIO = {Rule.NOBODY_FOLLOWS: 0.0, Rule.MOST_ARE_FOLLOWED: 0.7}
 
 
 class OracleParameters(Parameters):
-    rule: str = Field(Rule.SOONEST.value, description="See `epp.lab.oracle.Rule`.")
+    rule: str = Field(Rule.MOST_ARE_FOLLOWED.value, description="See `epp.lab.oracle.Rule`.")
 
 
-class _Choice(NamedTuple):
-    """What is compared, first things first; less is better."""
+class _Known:
+    """A server: what is at stake there, and how much prefill it was given of late."""
 
-    lost: bool
-    first: float
-    second: float
-    row: int
+    def __init__(self, stakes: Stakes) -> None:
+        self.stakes = stakes
+        self._prefill_s = 0.0
+        self._at_s = 0.0
+
+    def prefill_ratio(self, now_s: float) -> float:
+        fading = exp((self._at_s - now_s) / _PREFILL_WINDOW_S)
+        return min(self._prefill_s * fading / _PREFILL_WINDOW_S, _MOST_PREFILL_RATIO)
+
+    def given(self, seconds: float, now_s: float) -> None:
+        self._prefill_s = self._prefill_s * exp((self._at_s - now_s) / _PREFILL_WINDOW_S) + seconds
+        self._at_s = now_s
 
 
 class OraclePicker(Picker):
@@ -99,54 +105,55 @@ class OraclePicker(Picker):
 
     def __init__(self, name: str, parameters: OracleParameters, services: Services) -> None:
         super().__init__(name, parameters, services)
-        self._rule = Rule(parameters.rule)
+        self._followed_ratio = _FOLLOWED_RATIO[Rule(parameters.rule)]
         if not isinstance(services, Foresight):
             raise ValueError("the oracle runs in the lab only, as the policy of that name")
         self._foresight = services
-        self._pace: dict[str, _Pace] = {}
+        self._servers: dict[str, _Known] = {}
+        self._placed: dict[int, Newcomer] = {}  # by identity: a schedule outlives its run
+        self._arrived = 0
 
     def pick(self, cycle: Cycle, candidates: Candidates, totals: FloatArray) -> Sequence[int]:
-        choices = [
-            self._choice(row, server, cycle.now_s)
-            for row in candidates.rows.tolist()
-            if (server := self._foresight.server(candidates.snapshot.endpoints[row].name)).alive and not server.failing
-        ]
-        return (min(choices).row if choices else int(candidates.rows[0]),)
+        now_s, request = cycle.now_s, self._foresight.arriving
+        self._arrived += 1
+        time_price = _TIME_PRICE * self._arrived / max(now_s, _RATE_SINCE_S) / len(candidates)
+        best: tuple[float, int, _Known, Newcomer] | None = None
+        for row in candidates.rows.tolist():
+            server = self._foresight.server(candidates.snapshot.endpoints[row].name)
+            if not server.alive or server.failing:
+                continue
+            known = self._servers.get(server.spec.name)
+            if known is None:
+                known = self._servers[server.spec.name] = _Known(Stakes(server, self._placed))
+            new = self._newcomer(request, server)
+            expected = Expected(self._followed_ratio, known.prefill_ratio(now_s))
+            outlook = known.stakes.outlook(new, now_s, expected)
+            worth = outlook.keeps - outlook.losses - _SLACK_PRICE * outlook.used_up - time_price * new.prefill_s
+            if best is None or worth > best[0]:
+                best = worth, row, known, new
+        if best is None:
+            return (int(candidates.rows[0]),)
+        _, row, known, new = best
+        known.given(new.prefill_s, now_s)
+        self._placed[id(request)] = new
+        return (row,)
 
-    def _choice(self, row: int, server: Server, now_s: float) -> _Choice:
-        request, engine = self._foresight.arriving, server.engine
-        ttft_limit_s = float(request.headers.get(TTFT_SLO_HEADER, "inf")) / 1e3
-        tpot_limit_s = float(request.headers.get(TPOT_SLO_HEADER, "inf")) / 1e3
-        pace = self._pace.setdefault(server.spec.name, _Pace())
-        pace.look(server, now_s)
-        prompt_tokens = tokens_of(request.prompt)
-        hashes = self._foresight.block_hashes.of(request.prompt, engine.config.block_tokens)
-        projected = project(engine, prompt_tokens, request.output_tokens, hashes, now_s)
-        sequences = float(sum(engine.gauges()[:2]))
-        if self._rule is Rule.LIGHTEST:
-            return _Choice(False, projected.queued_tokens * (sequences + 1), projected.ttft_s, row)
-        if self._rule is Rule.CACHED:
-            return _Choice(False, float(projected.uncached_tokens), sequences, row)
-        tpot_s = projected.tpot_s
-        if self._rule is Rule.GIVE_UP_SLOW:  # a projection knows nobody who is yet to come; the pace stands for them
-            tpot_s = max(tpot_s, pace.step_s)
-        lost = projected.ttft_s > ttft_limit_s or (request.output_tokens > 1 and tpot_s > tpot_limit_s)
-        if not lost:
-            return _Choice(False, 0.0, projected.ttft_s, row)
-        if self._rule is Rule.SOONEST:
-            missed = max(projected.ttft_s / ttft_limit_s, 1.0) + max(tpot_s / tpot_limit_s, 1.0)
-            return _Choice(True, missed, projected.ttft_s, row)
-        behind = projected.ttft_s - projected.prefill_s > ttft_limit_s or pace.step_s > tpot_limit_s
-        harm = sequences if self._rule is Rule.GIVE_UP_SLOW and not behind else 0.0
-        return _Choice(True, harm, -projected.ttft_s, row)
+    def _newcomer(self, request: LabRequest, server: Server) -> Newcomer:
+        engine, prompt_tokens = server.engine, tokens_of(request.prompt)
+        block_tokens = engine.config.block_tokens
+        hashes = self._foresight.block_hashes.of(request.prompt, block_tokens)
+        cached = engine.scheduler.kv.match(hashes[: (prompt_tokens - 1) // block_tokens])
+        uncached_tokens = prompt_tokens - len(cached) * block_tokens
+        seconds = prefill_s(engine, uncached_tokens, prompt_tokens)
+        return Newcomer(prompt_tokens, uncached_tokens, request.output_tokens, seconds, *allowed_s(request.headers))
 
 
 NAME = "oracle"
 
 
-def policy_of(rule: Rule) -> Policy:
+def policy_of(rule: Rule = Rule.MOST_ARE_FOLLOWED) -> Policy:
     """The oracle by one of its rules."""
-    about = "a bound: knows the engines and how long answers will be"
+    about = "a yardstick: knows the engines and how long answers will be"
     policy = picked_by(OraclePicker, NAME, about)
     declared = f"- type: {OraclePicker.plugin_type}\n"
     by_rule = f"{declared}    parameters: {{rule: {rule.value}}}\n"

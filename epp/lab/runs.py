@@ -22,7 +22,7 @@ from epp.problem import Problem
 def policy_of(name: str) -> Policy:
     """A policy by its name, or the configuration in a file. Raises `Problem`."""
     if name == oracle.NAME:
-        return oracle.policy_of(oracle.Rule.SOONEST)
+        return oracle.policy_of()
     if (policy := POLICIES.get(name)) is not None:
         return policy
     path = Path(name)

@@ -61,13 +61,13 @@ def test_that_test_would_find_the_oracle_out() -> None:
         given.append(oracle.with_foresight(services, world))
         return given[-1]
 
-    policy = oracle.policy_of(oracle.Rule.SOONEST)
+    policy = oracle.policy_of()
     World(Experiment(policy.config_text, parse_pool("h100"), (), plugins=policy.plugins, services_of=noted)).run()
     assert {"World", "Server", "Engine"} <= reachable(list(given), (World, Server, Engine, LabRequest))
 
 
 def test_the_oracle_runs_in_the_lab_only() -> None:
-    policy = oracle.policy_of(oracle.Rule.SOONEST)
+    policy = oracle.policy_of()
     with pytest.raises(Exception, match="the oracle runs in the lab only"):
         load_config(
             policy.config_text,
