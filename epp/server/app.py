@@ -60,7 +60,10 @@ class Picker:
         ledger = Ledger() if forked is None else Ledger(forked.load)
         self._state = PickerState(options, time.monotonic, ledger, on_sample=outbox.add if learns_remotely else None)
         self._upkeep = Upkeep(self._state, outbox, rng)
-        self._health = HealthState(lambda: [*self._state.not_ready(), *self._upkeep.not_ready()])
+        self._health = HealthState(
+            lambda: [*self._state.not_ready(), *self._upkeep.not_ready()],
+            lambda: [plugin.name for plugin in self._state.config.plugins if plugin.not_ready() is not None],
+        )
         self._front: Front = (
             InProcess(self._state, self._health, rng) if forked is None else Workers(self._state, self._health, forked)
         )

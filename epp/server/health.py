@@ -1,8 +1,9 @@
 """Health of the process: one live state, and the gRPC health service that tells it.
 
 Liveness asks whether the process works; an answer is the proof, so it is SERVING for as long as anybody answers, also
-while draining. Every other name asks whether new requests should come here: only if nothing is missing and the process
-is not about to stop. The same state answers on the ext_proc port and on the health port.
+while draining. `inference-extension` asks the same, and whether every plugin works: charts restart a picker by it, and
+no restart brings a pool or its servers. Every other name asks whether new requests should come here: only if nothing is
+missing and the process is not about to stop. The same state answers on the ext_proc port and on the health port.
 """
 
 import asyncio
@@ -14,7 +15,8 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 LIVENESS = "liveness"
-READINESS_SERVICES = ("", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor")
+WORKS = "inference-extension"  # llm-d's chart probes a single replica's liveness and readiness by it
+READINESS_SERVICES = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 # Readiness is asked for, not announced, so a watcher looks again this often. Draining wakes it at once.
@@ -24,9 +26,16 @@ WATCH_INTERVAL_S = 1.0
 class HealthState:
     """Whether the process is ready, draining, stopping. For the event loop's thread only."""
 
-    def __init__(self, not_ready: Callable[[], Sequence[str]]) -> None:
-        """`not_ready`: the reasons why requests should not come yet, in words; empty when they may."""
+    def __init__(
+        self, not_ready: Callable[[], Sequence[str]], plugins_not_ready: Callable[[], Sequence[str]] = list
+    ) -> None:
+        """
+        Args:
+            not_ready: the reasons why requests should not come yet, in words; empty when they may.
+            plugins_not_ready: of these, the reasons of plugins.
+        """
         self._not_ready = not_ready
+        self.plugins_not_ready = plugins_not_ready
         self._changed = asyncio.Event()
         self.draining = False
         self.stopping = False
@@ -88,19 +97,21 @@ class HealthService:
 
     def answer(self, service: str) -> health_pb2.HealthCheckResponse:
         """What Check and Watch tell about a service now."""
-        status = health_pb2.HealthCheckResponse.NOT_SERVING
         if service == LIVENESS:
-            status = health_pb2.HealthCheckResponse.SERVING
-        elif service not in READINESS_SERVICES:
-            status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        elif self._state.ready:
-            status = health_pb2.HealthCheckResponse.SERVING
-        return health_pb2.HealthCheckResponse(status=status)
+            serves = True
+        elif service == WORKS:
+            serves = not self._state.plugins_not_ready()
+        elif service in READINESS_SERVICES:
+            serves = self._state.ready
+        else:
+            return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+        answer = health_pb2.HealthCheckResponse
+        return answer(status=answer.SERVING if serves else answer.NOT_SERVING)
 
     def answers(self) -> health_pb2.HealthListResponse:
         """What List tells."""
         return health_pb2.HealthListResponse(
-            statuses={service: self.answer(service) for service in (*READINESS_SERVICES, LIVENESS)}
+            statuses={service: self.answer(service) for service in (*READINESS_SERVICES, WORKS, LIVENESS)}
         )
 
     async def changes(self, service: str) -> AsyncIterator[health_pb2.HealthCheckResponse]:

@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2 import (
 )
 
 from epp.server.grpc_transport import ext_proc_server, health_server
-from epp.server.health import LIVENESS, READINESS_SERVICES, HealthState
+from epp.server.health import LIVENESS, READINESS_SERVICES, WORKS, HealthState
 from epp.server.lean.server import lean_server
 from epp.server.listen import TcpAddress
 from epp.server.transport import Transport
@@ -31,8 +31,13 @@ def reasons() -> list[str]:
 
 
 @pytest.fixture
-async def state(reasons: list[str]) -> HealthState:
-    return HealthState(lambda: reasons)
+def plugins() -> list[str]:
+    return []
+
+
+@pytest.fixture
+async def state(reasons: list[str], plugins: list[str]) -> HealthState:
+    return HealthState(lambda: [*reasons, *plugins], lambda: plugins)
 
 
 @pytest.fixture(params=["grpc ext_proc port", "lean ext_proc port", "health port"])
@@ -67,7 +72,7 @@ async def statuses(channel: aio.Channel) -> dict[str, int]:
 async def test_every_name_that_proxies_and_probes_use_is_answered(channel: aio.Channel) -> None:
     for service in ("", "liveness", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor"):
         assert await check(channel, service) == SERVING
-    assert set(await statuses(channel)) == {*READINESS_SERVICES, LIVENESS}
+    assert set(await statuses(channel)) == {*READINESS_SERVICES, WORKS, LIVENESS}
     assert set((await statuses(channel)).values()) == {SERVING}
 
 
@@ -75,16 +80,24 @@ async def test_an_unknown_name_is_a_status_and_no_error(channel: aio.Channel) ->
     assert await check(channel, "somebody.else") == UNKNOWN
 
 
-async def test_not_ready_and_draining_leave_only_liveness_serving(
+async def test_an_empty_pool_and_draining_leave_what_charts_restart_by_serving(
     channel: aio.Channel, state: HealthState, reasons: list[str]
 ) -> None:
-    expected = dict.fromkeys(READINESS_SERVICES, NOT_SERVING) | {LIVENESS: SERVING}
+    """With one replica llm-d's chart probes liveness by `inference-extension`."""
+    expected = dict.fromkeys(READINESS_SERVICES, NOT_SERVING) | {WORKS: SERVING, LIVENESS: SERVING}
     reasons.append("no endpoints yet")
     assert await statuses(channel) == expected
     reasons.clear()
     assert await check(channel, "readiness") == SERVING
     state.start_draining()
     assert await statuses(channel) == expected
+
+
+async def test_a_plugin_that_does_not_work_leaves_liveness_alone_serving(
+    channel: aio.Channel, plugins: list[str]
+) -> None:
+    plugins.append("tokens: the tokenizer is not there")
+    assert await statuses(channel) == dict.fromkeys((*READINESS_SERVICES, WORKS), NOT_SERVING) | {LIVENESS: SERVING}
 
 
 async def test_a_watch_tells_each_change_and_ends_when_the_process_stops(

@@ -65,7 +65,8 @@ class Feeds:
 
     def _health_now(self) -> Health:
         health = self._health
-        return Health(health.reasons(), health.draining, health.stopping, self._state.suspended)
+        plugins = list(health.plugins_not_ready())
+        return Health(health.reasons(), plugins, health.draining, health.stopping, self._state.suspended)
 
     def _policies(self) -> Policies:
         objectives, rewrites = self._state.policies.current

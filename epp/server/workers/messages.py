@@ -74,10 +74,12 @@ class Health:
 
     Attributes:
         reasons: why it is not ready.
+        plugins: of these, the reasons of plugins.
         suspended: see `PickerState`.
     """
 
     reasons: list[str]
+    plugins: list[str]
     draining: bool
     stopping: bool
     suspended: str | None

@@ -84,8 +84,8 @@ class Worker:
         clockwork = Clockwork(time.monotonic, asyncio.get_running_loop().call_later)
         samples = Batch(partial(channel.send, Kind.SAMPLES), SAMPLE_PAUSE_S, clockwork)
         self._state = PickerState(options, time.monotonic, Ledger(load), on_sample=samples.add)
-        self._told = Health(["the process has just started"], draining=False, stopping=False, suspended=None)
-        self._health = HealthState(lambda: self._told.reasons)
+        self._told = Health(["the process has just started"], [], draining=False, stopping=False, suspended=None)
+        self._health = HealthState(lambda: self._told.reasons, lambda: self._told.plugins)
         self._model: Model | None = None
         self._taught = asyncio.Event()
         self._ended = asyncio.Event()
