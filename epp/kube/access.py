@@ -63,7 +63,7 @@ def load_access(kubeconfig: str | None, environ: Mapping[str, str] = os.environ)
         return Access(
             url=configuration.host.rstrip("/"),
             tls=_tls(configuration),
-            proxy=configuration.proxy or None,
+            proxy=_proxy(configuration),
             server_name=configuration.tls_server_name or None,
             _configuration=configuration,
         )
@@ -75,6 +75,15 @@ def load_access(kubeconfig: str | None, environ: Mapping[str, str] = os.environ)
             f"{source}: cannot be used to reach the API server: {' '.join(str(error).split())[:300]}; "
             "give --kubeconfig FILE, or run in a pod with a service account"
         ) from error
+
+
+def _proxy(configuration: Any) -> str | None:
+    """`$HTTPS_PROXY` is for everybody in the pod, and `$NO_PROXY` tells that the API server is nearer than that."""
+    from kubernetes.client.rest import should_bypass_proxies
+
+    if not configuration.proxy or should_bypass_proxies(configuration.host, configuration.no_proxy or ""):
+        return None
+    return str(configuration.proxy)
 
 
 def _tls(configuration: Any) -> ssl.SSLContext | None:

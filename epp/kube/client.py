@@ -27,6 +27,7 @@ MAX_LINE_BYTES = 16 * 2**20  # of one event; etcd stores no object above 1.5 MiB
 CONNECT_TIMEOUT_S = 5.0
 # What the API server is asked for when it is down or being restarted must not wait for it for long.
 REQUEST_TIMEOUT_S = 10.0
+_EVENTS = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
 
 
 class Page(NamedTuple):
@@ -52,10 +53,12 @@ class KubeClient:
             await self._session.close()
 
     async def pages(self, resource: Resource, namespace: str, query: Mapping[str, str]) -> AsyncGenerator[Page]:
-        """All objects that there are."""
+        """All objects that there are. What does not look like a list is refused: it must not pass for an empty one."""
         more = {"limit": str(PAGE_OBJECTS)}
         while True:
             page = await self.request("GET", resource.path(namespace), query={**query, **more})
+            if not isinstance(page.get("items", ""), list | None):
+                raise ApiFailure(Kind.REFUSED, "an answer that is not a list")
             metadata = mapping(page, "metadata")
             yield Page(
                 [obj for obj in items(page.get("items")) if isinstance(obj, dict)],
@@ -115,6 +118,7 @@ class KubeClient:
                     ssl=True if access.tls is None else access.tls,
                     server_hostname=access.server_name,
                     proxy=access.proxy,
+                    allow_redirects=False,  # an API server sends nobody elsewhere; a login page in front of it does
                 ) as response:
                     if response.status >= 300:
                         await self._raise_for(response)
@@ -130,7 +134,8 @@ class KubeClient:
             said = ""
         if response.status == 401:
             await self._load_again()
-        raise ApiFailure.of_status(response.status, said or response.reason or "refused")
+        elsewhere = f" to {response.headers['Location'][:200]!r}" if "Location" in response.headers else ""
+        raise ApiFailure.of_status(response.status, (said or response.reason or "refused") + elsewhere)
 
     async def _credentials(self) -> Mapping[str, str]:
         try:
@@ -180,4 +185,6 @@ def _event(line: bytes) -> tuple[str, Json]:
     kind, obj = text(event.get("type")), mapping(event, "object")
     if kind == "ERROR":
         raise ApiFailure.of_status(whole(obj.get("code")) or 0, text(obj.get("message")) or "the watch failed")
+    if kind not in _EVENTS:
+        raise ApiFailure(Kind.REFUSED, "an answer that is not an event")
     return kind, obj

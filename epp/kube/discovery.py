@@ -157,6 +157,7 @@ class KubeDiscovery:
     def _follow(self, wanted: _Wanted) -> None:
         """Watch these pods from now on. Of those known, the ones that match stay until the first list."""
         known: dict[str, Kept[PodFacts]] = {}
+        heard_s = None if self._pods is None else self._pods.heard_s
         if self._pods is not None:
             if self._wanted is not None and self._wanted.selector == wanted.selector:
                 self._wanted, self._endpoints = wanted, {}
@@ -180,6 +181,7 @@ class KubeDiscovery:
             known=known,
             **self._shared,
         )
+        self._pods.heard_s = heard_s  # what is known is as old as it was
         self._pods_task = asyncio.create_task(self._pods.run(), name="pods")
         self._pods_changed()
 

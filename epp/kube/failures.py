@@ -14,10 +14,18 @@ class Kind(StrEnum):
     FORBIDDEN = "forbidden"  # 403
     NOT_FOUND = "not_found"  # 404: of a list: the kind is not installed
     CONFLICT = "conflict"  # 409: somebody was faster
-    REFUSED = "refused"  # anything else, overload included
+    BUSY = "busy"  # 429, or one of the statuses of a server that cannot for now
+    REFUSED = "refused"  # anything else
 
 
-_BY_STATUS = {401: Kind.UNAUTHORIZED, 403: Kind.FORBIDDEN, 404: Kind.NOT_FOUND, 409: Kind.CONFLICT, 410: Kind.EXPIRED}
+_BY_STATUS = {
+    401: Kind.UNAUTHORIZED,
+    403: Kind.FORBIDDEN,
+    404: Kind.NOT_FOUND,
+    409: Kind.CONFLICT,
+    410: Kind.EXPIRED,
+    **dict.fromkeys((429, 502, 503, 504), Kind.BUSY),
+}
 
 
 class ApiFailure(Exception):

@@ -1,10 +1,16 @@
 """What can be told about Kubernetes: which pods are the pool, and who of several pickers leads."""
 
+import re
 from dataclasses import dataclass
 
 from epp.kube.resources import POOL_GROUP
 from epp.kube.selector import Selector
+from epp.pool.address import shown
+from epp.problem import Problem
 
+# What a name may be to Kubernetes; a namespace's has no dots.
+_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 MAX_TARGET_PORTS = 8  # as the InferencePool API bounds it
 
 
@@ -70,3 +76,11 @@ class KubeOptions:
     def lease_name(self) -> str:
         """As llm-d names it."""
         return f"epp-{self.namespace}-{self.pool_name}.llm-d.ai"
+
+    def check(self) -> None:
+        """Raises `Problem`: nothing in Kubernetes can be called so. Names become parts of paths that are asked for."""
+        advice = "give small letters, digits and dashes"
+        if not _NAMESPACE.fullmatch(self.namespace):
+            raise Problem(f"--pool-namespace (or $NAMESPACE) {shown(self.namespace)}: is no name; {advice}")
+        if isinstance(self.source, PoolByName) and not _NAME.fullmatch(self.source.name):
+            raise Problem(f"--pool-name {shown(self.source.name)}: is no name of an InferencePool; {advice}")

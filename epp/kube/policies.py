@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from epp.inference.rewrite import Rewritten
-from epp.kube.objects import Json, items, mapping, name_of, text, whole
+from epp.kube.objects import Json, is_being_deleted, items, mapping, name_of, text, whole
 from epp.kube.resources import POOL_GROUP
 
 
@@ -22,14 +22,17 @@ class PoolRef:
     name: str
 
 
-def _pool_ref(obj: Json) -> PoolRef:
+def _pool_ref(obj: Json) -> PoolRef | None:
+    """`None`: it is on its way out and holds for no pool any more."""
+    if is_being_deleted(obj):
+        return None
     ref = mapping(obj, "spec", "poolRef")
     return PoolRef(text(ref.get("group")) or POOL_GROUP, text(ref.get("name")))
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    pool: PoolRef
+    pool: PoolRef | None
     name: str
     priority: int
 
@@ -71,7 +74,7 @@ class ModelRewrite:
         mixed_weights: a rule has targets with a weight and without; the latter get nothing.
     """
 
-    pool: PoolRef
+    pool: PoolRef | None
     name: str
     created: str
     rules: tuple[Rule, ...]

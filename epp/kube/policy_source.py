@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from epp.kube.client import KubeClient
-from epp.kube.failures import ErrorCounter, Kind
+from epp.kube.failures import ErrorCounter
 from epp.kube.objects import Json
 from epp.kube.options import KubeOptions, PoolByName
 from epp.kube.policies import PoolRef, Rewrites, priorities, read_objective, read_rewrite
@@ -115,8 +115,4 @@ class _Preferred(Generic[T]):
             yield from (reflector.problem for reflector in self.reflectors if reflector.problem is not None)
 
     def _counting(self) -> Reflector[T] | None:
-        return next((r for r in self.reflectors if r.reflection.synced and not _is_missing(r)), None)
-
-
-def _is_missing(reflector: Reflector[Any]) -> bool:
-    return reflector.failure is not None and reflector.failure.kind is Kind.NOT_FOUND
+        return next((r for r in self.reflectors if r.is_installed), None)

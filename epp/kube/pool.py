@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass
 
-from epp.kube.objects import Json, is_being_deleted, items, mapping, texts, uid_of, whole
+from epp.kube.objects import Json, is_being_deleted, items, mapping, uid_of, whole
 from epp.kube.options import MAX_TARGET_PORTS
-from epp.kube.selector import Selector, match_labels
+from epp.kube.selector import Selector, is_label, match_labels
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
     """
     Attributes:
-        selector: `None` when the pool selects by no label; that would be every pod of the namespace.
+        selector: `None` when the pool selects by no label, or by one that no pod can have; without it the pool would
+            have other pods than are meant, or every pod of the namespace.
         target_ports: in the pool's order, each once.
         being_deleted: it is on its way out and routes no more.
     """
@@ -27,7 +28,7 @@ class PoolFacts:
         if self.being_deleted:
             return "is being deleted"
         if self.selector is None:
-            return "has no labels in spec.selector"
+            return "has no labels in spec.selector, or one that is none"
         return None if self.target_ports else "has no port in spec.targetPorts"
 
 
@@ -35,13 +36,13 @@ def read_pool(pool: Json) -> PoolFacts:
     """v1 has `selector.matchLabels` and `targetPorts`, v1alpha2 a bare map of labels and `targetPortNumber`."""
     spec = mapping(pool, "spec")
     selector = spec.get("selector")
-    labels = texts(mapping(selector).get("matchLabels")) or texts(selector)
+    labels = mapping(mapping(selector).get("matchLabels")) or mapping(selector)
     numbers = [mapping(port).get("number") for port in items(spec.get("targetPorts"))]
     ports = [whole(number) for number in numbers or [spec.get("targetPortNumber")]]
     valid = dict.fromkeys(port for port in ports if port is not None and 1 <= port <= 65535)
     return PoolFacts(
         uid=uid_of(pool),
-        selector=match_labels(labels) if labels else None,
+        selector=match_labels(labels) if labels and all(map(is_label, labels.keys(), labels.values())) else None,
         target_ports=tuple(valid)[:MAX_TARGET_PORTS],
         being_deleted=is_being_deleted(pool),
     )

@@ -32,7 +32,8 @@ class ReflectorTimings:
         grace_s: how much later it may do so before the watch has stalled.
         relist_s: between two lists of everything, whatever happens.
         first_pause_s, longest_pause_s: after failures in a row, doubling; each is drawn from its upper half.
-        absent_pause_s: between two looks for an optional kind that is not installed or not allowed.
+        absent_pause_s: between two looks for an optional kind that is not installed or not allowed; a kind whose
+            objects are known counts as gone after so long.
     """
 
     watch_s: int = 10
@@ -65,6 +66,7 @@ class Reflector(Generic[T]):
         reflection: the copy.
         failure: what went wrong last; `None` when all is well again.
         heard_s: when the API server was last heard, on `clock`; `None`: never.
+        is_installed: whether it knows the kind; `None` until it was heard. A change of this is told by `on_change` too.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Reflector(Generic[T]):
         self.reflection = Reflection(read, known)
         self.failure: ApiFailure | None = None
         self.heard_s: float | None = None
+        self.is_installed: bool | None = None
         self._client = client
         self._namespace = namespace
         self._on_change = on_change
@@ -99,7 +102,7 @@ class Reflector(Generic[T]):
         self._failures_in_a_row = 0
         self._verb = "list"
         self._list_again_s = 0.0
-        self._failed_since_s = 0.0
+        self._missing_since_s: float | None = None
 
     @property
     def problem(self) -> str | None:
@@ -118,6 +121,11 @@ class Reflector(Generic[T]):
             except ApiFailure as failure:
                 self._note(failure)
                 await asyncio.sleep(self._pause_s(failure))
+            except Exception as error:  # a mistake of ours about one object must not leave all others unwatched
+                logger.exception("%s: an unexpected error; everything is listed again", self.resource.name)
+                unexpected = ApiFailure(Kind.REFUSED, f"an unexpected error: {type(error).__name__}: {error}")
+                self._note(unexpected)
+                await asyncio.sleep(self._pause_s(unexpected))
 
     async def _list(self) -> None:
         self._verb = "list"
@@ -129,7 +137,8 @@ class Reflector(Generic[T]):
                 version = page.version
         self._list_again_s = self._clock() + self._timings.relist_s * self._rng.uniform(0.8, 1.2)
         self._heard()
-        if self.reflection.listed(everything, version):
+        was_installed, self.is_installed, self._missing_since_s = self.is_installed, True, None
+        if self.reflection.listed(everything, version) or was_installed is False:
             self._on_change()
 
     async def _watch(self) -> None:
@@ -172,7 +181,7 @@ class Reflector(Generic[T]):
         is_expected = self._optional and failure.kind is Kind.NOT_FOUND
         if not is_expected:
             self._on_error(self.resource.plural, failure.kind)
-        if failure.kind is not Kind.UNREACHABLE:  # then it is worth to try where we were
+        if failure.kind not in (Kind.UNREACHABLE, Kind.BUSY):  # then it is worth to try where we were
             self.reflection.must_list()
         known_kind = None if self.failure is None else self.failure.kind
         self.failure = failure
@@ -182,6 +191,19 @@ class Reflector(Generic[T]):
         else:
             kept = f" ({len(self.reflection.kept)} of before stay)" if self.reflection.synced else ""
             logger.log(logging.INFO if is_expected else logging.WARNING, "%s%s", self.problem, kept)
+        if self.is_installed is not False and self._is_uninstalled(failure):
+            self.is_installed = False
+            self._on_change()
+
+    def _is_uninstalled(self, failure: ApiFailure) -> bool:
+        """A kind goes after its objects. One that is missed sooner may be of an API server that has just started."""
+        if failure.kind is not Kind.NOT_FOUND:
+            self._missing_since_s = None
+            return False
+        if self._missing_since_s is None:
+            self._missing_since_s = self._clock()
+        is_missed_for_s = self._clock() - self._missing_since_s
+        return self.is_installed is None or not self.reflection.kept or is_missed_for_s >= self._timings.absent_pause_s
 
     def _pause_s(self, failure: ApiFailure) -> float:
         timings = self._timings

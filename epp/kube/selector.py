@@ -75,6 +75,16 @@ class Selector:
         return ",".join(map(str, self.requirements))
 
 
+def is_label(key: object, value: object) -> bool:
+    """Whether an object of Kubernetes can have this label."""
+    return (
+        isinstance(key, str)
+        and isinstance(value, str)
+        and _KEY.fullmatch(key) is not None
+        and _VALUE.fullmatch(value) is not None
+    )
+
+
 def match_labels(labels: Mapping[str, str]) -> Selector:
     """The selector of a map of labels, as InferencePools have it."""
     return Selector(tuple(Requirement(key, "in", (value,)) for key, value in sorted(labels.items())))

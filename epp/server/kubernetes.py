@@ -32,12 +32,13 @@ class Kubernetes:
         access: finds the API server and credentials.
 
     Raises:
-        Problem: there is no way to reach an API server.
+        Problem: there is no way to reach an API server, or a name that it cannot know.
     """
 
     def __init__(
         self, options: KubeOptions, state: PickerState, rng: random.Random, access: Callable[[], Access]
     ) -> None:
+        options.check()
         self._options = options
         self._state = state
         self._client = KubeClient(access)
@@ -127,7 +128,7 @@ class Kubernetes:
         """Requests are refused while the API server has been silent for longer than `longest_s`."""
         while True:
             age_s = self.discovery.age_s
-            too_old = self.discovery.synced and age_s is not None and age_s > longest_s
+            too_old = age_s is not None and age_s > longest_s
             if too_old != (self._state.suspended is not None):
                 self._state.suspended = (
                     f"the API server has been silent for longer than --max-snapshot-age ({longest_s:g} s)"

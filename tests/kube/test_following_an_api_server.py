@@ -308,6 +308,10 @@ async def test_objectives_and_rewrites_of_either_group(api_server: ApiServer, cl
         await until(lambda: [target("a"), target("b"), target(None)], lambda said: said == ["new", "any", "any"])
         await cluster.delete(OBJECTIVES[0], namespace, "batch")
         await until(lambda: seen.get("priorities"), lambda said: said == {})
+        await uninstall(cluster, OBJECTIVES[0])
+        await until(lambda: seen.get("priorities"), lambda said: said == {"batch": -1, "plain": 0})
+        await install(cluster, OBJECTIVES[0])
+        await until(lambda: seen.get("priorities"), lambda said: said == {})
         assert errors == []
     finally:
         task.cancel()

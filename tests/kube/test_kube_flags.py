@@ -79,6 +79,25 @@ def test_what_cannot_work_is_said_with_the_fix(arguments: list[str], environ: di
     assert [word for word in words if word not in str(raised.value)] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "namespace", "flag"),
+    [
+        ("", "ml", "--pool-name"),
+        ("a,metadata.namespace=b", "ml", "--pool-name"),
+        ("Llama", "ml", "--pool-name"),
+        ("llämä", "ml", "--pool-name"),
+        ("a" * 254, "ml", "--pool-name"),
+        ("llama", "ml/pods/../..", "--pool-namespace"),
+        ("llama", "ml.x", "--pool-namespace"),
+        ("llama", "ml\n", "--pool-namespace"),
+    ],
+)
+def test_a_name_that_nothing_can_have_is_refused(name: str, namespace: str, flag: str) -> None:
+    KubeOptions(PoolByName("llama-3.1-8b"), "ml").check()
+    with pytest.raises(Problem, match=flag):
+        KubeOptions(PoolByName(name), namespace).check()
+
+
 def test_the_printed_roles_hold_every_permission_that_is_switched_on_and_no_other() -> None:
     for switched_on in ([When.DISCOVERY], [When.DISCOVERY, When.POOL], list(When)):
         out = io.StringIO()

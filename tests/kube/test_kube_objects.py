@@ -1,5 +1,7 @@
 """What pods and pools come down to, and which pods a selector means."""
 
+import random
+import re
 from typing import Any
 
 import pytest
@@ -7,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kube_world import pool
 
+from epp.kube.election import read_lease
 from epp.kube.pods import read_pod
+from epp.kube.policies import Rewrites, read_objective, read_rewrite
 from epp.kube.pool import read_pool
 from epp.kube.resources import LEGACY_GROUP, POOLS
 from epp.kube.selector import Requirement, Selector, match_labels, parse_selector
@@ -94,6 +98,10 @@ def test_pools_of_both_groups() -> None:
     [
         ({}, "no labels"),
         ({"selector": {"matchLabels": {}}, "targetPorts": [{"number": 1}]}, "no labels"),
+        # Without the odd one they would be other pods than are meant.
+        ({"selector": {"matchLabels": {"a": "b", "c": 1}}, "targetPorts": [{"number": 1}]}, "one that is none"),
+        ({"selector": {"matchLabels": {"a": "b,c"}}, "targetPorts": [{"number": 1}]}, "one that is none"),
+        ({"selector": {"a": "b", "ü": ""}, "targetPortNumber": 1}, "one that is none"),
         ({"selector": {"matchLabels": {"a": "b"}}}, "no port"),
         ({"selector": {"matchLabels": {"a": "b"}}, "targetPorts": [{"number": 0}, {"number": True}, "x"]}, "no port"),
     ],
@@ -103,12 +111,17 @@ def test_a_pool_that_routes_nothing_says_why(spec: dict[str, Any], words: str) -
     assert words in str(read_pool({"metadata": {"name": "p"}, "spec": spec}).fault)
 
 
+KEYS_OF_OBJECTS = re.findall(
+    r"\w+",
+    "metadata status spec labels conditions podIP selector matchLabels targetPorts number name annotations poolRef "
+    "priority rules matches model value targets weight modelRewrite holderIdentity",
+)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["Ready", "True"]),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["metadata", "status", "spec", "labels", "conditions", "podIP", "selector", "targetPorts"]),
+            st.sampled_from(KEYS_OF_OBJECTS),
             inner,
             max_size=4,
         )
@@ -122,6 +135,10 @@ def test_whatever_an_object_is_it_can_be_read(value: Any) -> None:
     obj = value if isinstance(value, dict) else {}
     assert read_pod(obj).endpoints(PORTS) == ()
     assert read_pool(obj).target_ports is not None
+    assert read_objective(obj).pool is not None
+    rewrite = read_rewrite(obj)
+    Rewrites([rewrite], rewrite.pool).resolve("m", random.Random(1))
+    assert read_lease(obj).duration_s == 0
 
 
 # --- selectors ----------------------------------------------------------------------------------------------------

@@ -37,6 +37,15 @@ def test_priorities_of_this_pool_alone() -> None:
     assert priorities(map(read_objective, objects), PoolRef(LEGACY_GROUP, "p")) == {"c": 3}
 
 
+def test_what_is_being_deleted_holds_no_more() -> None:
+    """A finalizer may keep the object for long."""
+    gone, r = objective("a", "p", -1), rewrite("r", "p", [rule("a", to={"b": None})])
+    for each in (gone, r):
+        each["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert priorities([read_objective(gone)], POOL) == {}
+    assert target(rewrites(r), "a") is None
+
+
 def test_exact_rules_come_before_generic_ones_and_older_objects_before_newer() -> None:
     found = rewrites(
         created(
