@@ -56,7 +56,9 @@ class InProcess:
         options, metrics = state.options, state.metrics
         watching = serving.watching(options, metrics.access_log, state.clock, secrets.token_hex(4))
         exchanges = serving.ExchangeMaker(state.director(rng), options, watching)
-        access_logs = AccessLogService(watching.access_log.deliver, metrics.access_log)
+        access_logs = AccessLogService(
+            watching.access_log.deliver, metrics.access_log, is_wanted=lambda: health.ready or health.draining
+        )
         self._transport = serving.transport(options, exchanges, access_logs, health, metrics.streams)
         self.draining = (self._transport, access_logs)
 

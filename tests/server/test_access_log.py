@@ -305,6 +305,16 @@ def test_records_reach_those_who_await_them_and_the_rest_is_counted():
     assert not reading.finished
 
 
+def test_a_picker_that_is_not_ready_ends_the_log_and_reads_what_has_come():
+    desk, ready = Desk(), True
+    service = AccessLogService(desk.log.deliver, desk.counted, is_wanted=lambda: ready)
+    for ready in (True, False):
+        pipe, awaited = Pipe(), desk.expect()
+        service(pipe).receive(log_record(awaited.name))
+        assert pipe.finished is not ready
+    assert desk.counted["came"] == 2
+
+
 async def test_streams_of_the_log_end_when_the_process_is_to_end():
     service = AccessLogService(Desk().log.deliver, Counted())
     pipes = [Pipe(), Pipe(), Pipe()]

@@ -1,7 +1,8 @@
 """Envoy's access log service: `StreamAccessLogs`, on the ports of ext_proc.
 
 A stream of it lives as long as Envoy does, and nothing is ever answered. So it is ended by us as soon as the process is
-to end: the transport would wait for it.
+to end: the transport would wait for it. And a picker that is not ready, as of several with a leader all others, ends it
+with its first message, so that Envoy takes it to one that is.
 """
 
 import logging
@@ -30,10 +31,17 @@ class Observer(Protocol):
 class AccessLogService:
     """The factory of the method's exchanges; it knows which are open."""
 
-    def __init__(self, deliver: Callable[[Record], bool], observer: Observer) -> None:
-        """`deliver`: takes a record that names a request; False: it is nobody's here."""
+    def __init__(
+        self, deliver: Callable[[Record], bool], observer: Observer, is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """
+        Args:
+            deliver: takes a record that names a request; False: it is nobody's here.
+            is_wanted: asked with each message: False if the log should go to another picker.
+        """
         self._deliver = deliver
         self._observer = observer
+        self._is_wanted = is_wanted
         self._open: set[_Reading] = set()
         self._draining = False
 
@@ -44,8 +52,10 @@ class AccessLogService:
             stream.finish()
         return reading
 
-    def take(self, data: bytes) -> None:
+    def take(self, data: bytes, stream: Stream) -> None:
         """The records of one message. What is wrong with it is counted and costs nothing else."""
+        if not self._is_wanted():
+            stream.finish()
         try:
             if len(data) > MAX_MESSAGE_BYTES:
                 raise UnreadableError
@@ -80,7 +90,7 @@ class _Reading:
         self._service = service
 
     def receive(self, data: bytes) -> list[bytes]:
-        self._service.take(data)
+        self._service.take(data, self.stream)
         return []
 
     def closed(self, *, cancelled: bool, lost: bool = False) -> None:
