@@ -74,12 +74,12 @@ class RequestMetrics:
             "request_processing_duration_seconds",
             "Receipt of a request's headers to the answer about it.",
             buckets.REQUEST_PROCESSING_S,
-        )
+        )[()]
         self.response_processing_s = histogram(
             "response_processing_duration_seconds",
             "Our own work on a response, over all its messages.",
             buckets.RESPONSE_PROCESSING_S,
-        )
+        )[()]
         self.rewrites = counter(
             "model_rewrite_decisions",
             "Requests sent on under another model name, by what asked for it.",
@@ -101,7 +101,7 @@ class RequestMetrics:
         labels = self._labels.of(request or UNKNOWN_REQUEST)
         self.errors[*labels, denial.code].inc()
         self.ends[EndCause.REJECTED.value,].inc()
-        self.processing_s[()].observe(seconds)
+        self.processing_s.observe(seconds)
 
     def chunk_gap(self, request: Request, seconds: float) -> None:
         self._series_of(request).itl_s.observe(seconds)
@@ -111,9 +111,9 @@ class RequestMetrics:
         series = self._series_of(request)
         series.running.dec()
         self.ends[outcome.cause.value,].inc()
-        self.processing_s[()].observe(outcome.dispatched_s - outcome.received_s)
+        self.processing_s.observe(outcome.dispatched_s - outcome.received_s)
         if outcome.response_processing_s > 0:
-            self.response_processing_s[()].observe(outcome.response_processing_s)
+            self.response_processing_s.observe(outcome.response_processing_s)
         if error_code := error_code_of(outcome):
             self.errors[*series.labels, error_code].inc()
         _count_tokens(series, outcome.usage)

@@ -34,6 +34,7 @@ class SchedulingMetrics:
         self.decision_s = histogram(
             "scheduler_e2e_duration_seconds", "From a request's last needed byte to its decision.", buckets.FAST_S
         )
+        self._decided_s = self.decision_s[()]
         self.attempts = counter(
             "scheduler_attempts",
             "Decisions, by the endpoint chosen.",
@@ -64,7 +65,7 @@ class SchedulingMetrics:
 
     def decided(self, target_model: str | None, decision: Decision | None, seconds: float) -> None:
         """`decision`: `None` when no endpoint was found."""
-        self.decision_s[()].observe(seconds)
+        self._decided_s.observe(seconds)
         model = self._labels.model(target_model)
         if decision is None:
             self.attempts["failure", model, "", "", ""].inc()

@@ -9,18 +9,18 @@ class StreamMetrics:
     """The observer of a transport."""
 
     def __init__(self, families: Families) -> None:
-        self._in_flight = families.gauge("extproc_streams_inflight", "Open ext_proc streams.", adds_up=True)
+        self._in_flight = families.gauge("extproc_streams_inflight", "Open ext_proc streams.", adds_up=True)[()]
         self._duration_s = families.histogram(
             "extproc_stream_duration_seconds", "How long ext_proc streams were open.", buckets.STREAM_S
-        )
+        )[()]
         self._ended = families.counter("extproc_streams", "Ended ext_proc streams, by gRPC status.", ("code",))
 
     def stream_opened(self) -> None:
-        self._in_flight[()].inc()
+        self._in_flight.inc()
 
     def stream_closed(self, code: str, duration_s: float) -> None:
-        self._in_flight[()].dec()
-        self._duration_s[()].observe(duration_s)
+        self._in_flight.dec()
+        self._duration_s.observe(duration_s)
         self._ended[code,].inc()
 
 

@@ -148,6 +148,8 @@ class Pipeline:
 
     def screen(self, cycle: Cycle, candidates: Candidates) -> Candidates | Denial:
         """Every screener sees all candidates; what all of them leave stays."""
+        if not self._screeners:  # as a rule; and candidates there are
+            return candidates
         left = candidates
         timer = self._instruments.timer
         began_s = timer()
@@ -172,6 +174,8 @@ class Pipeline:
     def _first_denial(
         self, point: ExtensionPoint, hooks: Sequence[Hook[Any, Denial | None]], cycle: Cycle, *args: Any
     ) -> Denial | None:
+        if not hooks:
+            return None
         timer = self._instruments.timer
         began_s = timer()
         for plugin, call, took in hooks:

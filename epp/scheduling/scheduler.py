@@ -170,7 +170,7 @@ class _ProfileRun:
                 kept = self._kept[i]
                 if kept is None or kept.raw is not raw or kept.before is not totals:
                     kept = _Kept.of(raw, self._weights[i], totals)
-                    self._kept[i] = None if raw.flags.writeable else kept
+                    self._kept[i] = None if raw.flags.writeable else kept.frozen()
                 scores[plugin.name], totals = kept.column, kept.totals
             except Exception as error:
                 self._instruments.failed(ExtensionPoint.SCORER, plugin, cycle, error)
@@ -213,5 +213,9 @@ class _Kept(NamedTuple):
         column = np.minimum(np.fmax(raw, 0.0), 1.0)  # fmax, unlike maximum, prefers the number to the NaN
         weighted = weight * column
         totals = weighted if before is None else before + weighted
-        column.flags.writeable = totals.flags.writeable = False
         return _Kept(raw, before, column, totals)
+
+    def frozen(self) -> "_Kept":
+        """So that whoever gets it again gets the same."""
+        self.column.flags.writeable = self.totals.flags.writeable = False
+        return self

@@ -48,9 +48,16 @@ class FirstToken:
         if self._reader is None:
             return True
         self._bytes += len(chunk)
-        payloads = self._reader.feed(chunk)
-        for index, payload in enumerate(payloads):
-            if has_token(self._api, payload):
-                self.token_events = sum(later.startswith(b"{") for later in payloads[index:])
-                return True
+        at = 0
+        while at < len(chunk):  # event by event: what comes behind the first token, in one chunk with it, is not read
+            end = chunk.find(b"\n\n", at) + 2
+            if end < 2:
+                end = len(chunk)
+            payloads = self._reader.feed(chunk[at:end])
+            for index, payload in enumerate(payloads):
+                if has_token(self._api, payload):
+                    self.token_events = sum([later.startswith(b"{") for later in payloads[index:]])
+                    self.token_events += sum([chunk.count(event, end) for event in _TOKEN_EVENTS])
+                    return True
+            at = end
         return self._bytes > MAX_BYTES

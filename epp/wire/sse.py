@@ -1,6 +1,7 @@
 """Reads server-sent events (WHATWG HTML, 9.2) as they pass by, however they are cut, in bounded memory."""
 
 _BOM = b"\xef\xbb\xbf"
+_DATA = b"data: "
 
 
 class SseReader:
@@ -28,6 +29,9 @@ class SseReader:
         payloads: list[bytes] = []
         if not chunk:
             return payloads
+        if self._is_one_event(chunk):
+            self._at_start = False
+            return [chunk[len(_DATA) : -2]]
         if self._after_cr:
             chunk = chunk.removeprefix(b"\n")
         # `splitlines` on bytes knows exactly the line ends of the standard: CRLF, LF and CR.
@@ -39,6 +43,17 @@ class SseReader:
             self._end_line(payloads)
         self._after_cr = chunk.endswith(b"\r")
         return payloads
+
+    def _is_one_event(self, chunk: bytes) -> bool:
+        """As servers write them, one line of data each, and as they travel alone: it need not be cut into lines."""
+        return (
+            chunk.startswith(_DATA)
+            and chunk.endswith(b"\n\n")
+            and chunk.count(b"\n") == 2
+            and b"\r" not in chunk
+            and len(chunk) - 2 <= self._max_event_bytes
+            and not (self._line or self._data or self._skip_line or self._skip_event or self._after_cr)
+        )
 
     def close(self) -> list[bytes]:
         """The stream is over: give the data of a last event that lacks its blank line, as some servers end."""

@@ -34,6 +34,16 @@ def test_role_and_text_in_one_chunk_are_a_token_at_once():
     assert watch().feed(ROLE + TEXT)
 
 
+def test_what_stands_behind_the_first_token_is_counted_and_not_read(monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        "epp.server.first_token.has_token", lambda api, payload: read.append(payload) or has_token(api, payload)
+    )
+    first = watch()
+    assert first.feed(ROLE + 500 * TEXT)
+    assert (len(read), first.token_events) == (2, 500)
+
+
 def test_what_is_no_event_stream_begins_with_its_first_byte():
     first = watch(readable_events=False)
     assert not first.feed(b"")

@@ -92,3 +92,16 @@ def test_fragmentation_never_matters(text, cuts, limit):
     edges = [0, *sorted(min(c, len(stream)) for c in cuts), len(stream)]
     chunks = [stream[a:b] for a, b in itertools.pairwise(edges)]
     assert read(chunks, max_event_bytes=limit) == read([stream], max_event_bytes=limit)
+
+
+@given(
+    st.lists(
+        st.sampled_from([b"data: one\n\n", b"data: {}\n\n", b"data: o\rne\n\n", b"\n\n", b"data: a", b"\r", b"x"])
+    ),
+    st.sampled_from([6, 9, 1000]),
+    st.booleans(),
+)
+def test_an_event_in_a_chunk_of_its_own_reads_as_in_any_other(chunks, limit, mid_stream):
+    whole, apart = SseReader(limit, mid_stream=mid_stream), SseReader(limit, mid_stream=mid_stream)
+    in_bytes = [payload for byte in b"".join(chunks) for payload in apart.feed(bytes([byte]))]
+    assert [payload for chunk in chunks for payload in whole.feed(chunk)] == in_bytes

@@ -9,9 +9,9 @@ from epp.inference.request import Usage
 from epp.wire.access_log import Record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ending:
-    """Ends one request when its record comes, or when it is clear that none will.
+    """Ends one request when its record comes, or when it is clear that none will. Not frozen: each request makes one.
 
     Attributes:
         delivered: how it ended if nobody broke it off.
