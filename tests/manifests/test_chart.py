@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from helm_chart import (
     Object,
     faults,
     find_helm,
+    helm,
     merged,
     objects,
     of_kind,
@@ -298,6 +300,57 @@ def test_flags_are_passed_as_they_are_meant() -> None:
     ):
         assert flag in arguments
     assert not any(flag.startswith(("--zap-log-level", "--prediction-server-url")) for flag in arguments)
+
+
+def test_every_flag_of_the_picker_can_be_set_left_out_and_false() -> None:
+    """But for those that other values set: they are refused, and it is said which value."""
+    parser = Parser(prog="epp")
+    commands = parser.add_subparsers(parser_class=Parser)
+    add_serve(commands)
+    flags = set(re.findall(r"--([a-z0-9][a-z0-9-]+)", commands.choices["serve"].format_usage())) - {"help"}
+    owned = {flag for flag in flags if f'"{flag}" "' in (CHART / "templates" / "_checks.tpl").read_text()}
+    assert {"pool-name", "config-file", "kubeconfig"} <= owned
+    free = flags - owned
+    assert len(free) > 20
+    for value, argument in (("x y", "--{}=x y"), (False, "--{}=false"), (0, "--{}=0"), ("", None), (None, None)):
+        arguments = picker(render(merged(SERVERS, epp(flags=dict.fromkeys(free - {"profile"}, value)))))["args"]
+        given = {argument for argument in arguments if argument[2:].partition("=")[0] in free}
+        assert given == ({argument.format(flag) for flag in free - {"profile"}} if argument is not None else set())
+    done = template(merged(SERVERS, epp(flags={"kubeconfig": "x"})))
+    assert "router.epp.flags.kubeconfig" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["", None, "1", "T"])
+def test_leading_pickers_are_rolled_out_as_such_however_the_flag_is_written(value: str | None) -> None:
+    """Left out, it follows from the number of replicas, as when it was never given."""
+    values = merged(SERVERS, epp(replicas=3, flags={"ha-enable-leader-election": value, "secure-serving": "0"}))
+    rendered = render(merged(values, {"provider": {"name": "istio"}}))
+    assert serve_arguments(picker(rendered)["args"]).ha_enable_leader_election is True
+    strategy = the(rendered, "Deployment")["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxUnavailable": "100%", "maxSurge": "100%"}
+    assert of_kind(rendered, "PodDisruptionBudget") == []
+    assert the(rendered, "DestinationRule")["spec"]["trafficPolicy"]["tls"] == {"mode": "DISABLE"}
+
+
+def test_names_that_yaml_takes_for_something_else_stay_names() -> None:
+    everything = merged(
+        METRICS_AUTH,
+        {"router": {"inferencePool": {"name": "123"}, "inferenceObjectives": [{"name": "1e3", "priority": 1}]}},
+        {"provider": {"name": "istio"}, "httpRoute": {"create": True, "inferenceGatewayNamespace": "789"}},
+        epp(priorityClassName="0", tls={"secretName": "1.5"}),
+        {"router": {"latencyPredictor": {"enabled": True, "existingClaim": "2"}}},
+        {"router": {"monitoring": {"prometheus": {"auth": {"secretName": "3"}}}, "serviceAccount": {"name": "4"}}},
+    )
+    for values in (merged(SERVERS, everything), STANDALONE):
+        done = helm("template", "true", str(CHART), "--namespace", "456", values=values)
+        assert done.returncode == 0, done.stderr
+        rendered = objects(done.stdout)
+        assert [fault for each in rendered for fault in faults(each)] == []
+        for each in rendered:
+            metadata = each["metadata"]
+            assert isinstance(metadata["name"], str)
+            assert metadata["labels"]["app.kubernetes.io/instance"] == "true"
+            assert metadata.get("namespace", "456") == "456"
 
 
 def test_a_profile_of_the_picker_takes_the_place_of_the_configuration() -> None:

@@ -27,9 +27,6 @@
 {{- $_ := set $flags "pool-name" (include "headroom.poolName" .) -}}
 {{- $_ := set $flags "pool-group" .Values.router.inferencePool.group -}}
 {{- end -}}
-{{- if include "headroom.leaderElection" . -}}
-{{- $_ := set $flags "ha-enable-leader-election" true -}}
-{{- end -}}
 {{- if include "headroom.metricsAuth" . -}}
 {{- $_ := set $flags "metrics-endpoint-auth" true -}}
 {{- end -}}
@@ -40,8 +37,12 @@
 {{- if .Values.router.latencyPredictor.existingClaim -}}
 {{- $_ := set $flags "model-file" "/var/lib/headroom/model.bin" -}}
 {{- end -}}
+{{- $_ := mergeOverwrite $flags (deepCopy $epp.flags) -}}
+{{- if include "headroom.leaderElection" . -}}
+{{- $_ := set $flags "ha-enable-leader-election" true -}}
+{{- end -}}
 {{- $args := list -}}
-{{- range $name, $value := mergeOverwrite $flags (deepCopy $epp.flags) -}}
+{{- range $name, $value := $flags -}}
 {{- range (kindIs "slice" $value | ternary $value (list $value)) -}}
 {{- if and (not (kindIs "invalid" .)) (ne (toString .) "") -}}
 {{- $args = append $args (printf "--%s=%s" $name (kindIs "string" . | ternary (toString .) (toJson .))) -}}

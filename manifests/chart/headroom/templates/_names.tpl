@@ -14,7 +14,7 @@
 
 {{- define "headroom.selectorLabels" -}}
 app.kubernetes.io/name: headroom
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: epp
 {{- end }}
 
@@ -31,12 +31,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{/* "true" or "": whether one picker leads and the others stand by. */}}
+{{/* "true" or "": whether one picker leads and the others stand by. An empty flag or null is as if it were not given. */}}
 {{- define "headroom.leaderElection" -}}
-{{- $flags := .Values.router.epp.flags -}}
-{{- if hasKey $flags "ha-enable-leader-election" -}}
-{{- if has (get $flags "ha-enable-leader-election" | toString) (list "true" "") }}true{{ end -}}
-{{- else if gt (int .Values.router.epp.replicas) 1 -}}
+{{- $given := get .Values.router.epp.flags "ha-enable-leader-election" | toString | lower -}}
+{{- if has $given (list "true" "t" "1") -}}
+true
+{{- else if and (has $given (list "" "<nil>")) (gt (int .Values.router.epp.replicas) 1) -}}
 true
 {{- end -}}
 {{- end }}
