@@ -18,10 +18,11 @@ from epp.kube.access import Access, load_access
 from epp.kube.client import KubeClient
 from epp.kube.discovery import KubeDiscovery
 from epp.kube.failures import ApiFailure, Kind
-from epp.kube.options import KubeOptions, PoolByName
+from epp.kube.options import KubeOptions, PodsBySelector, PoolByName
 from epp.kube.reflector import Reflector, ReflectorTimings
 from epp.kube.resources import PODS
-from epp.pool.store import PoolStore
+from epp.kube.selector import parse_selector
+from epp.pool.store import EndpointChanges, PoolStore
 
 
 class Token:
@@ -306,6 +307,49 @@ async def test_pods_of_a_new_selector_are_as_old_as_those_of_the_last() -> None:
             changes.set()
             await until(lambda: discovery.state()["selector"], lambda said: said == "c=d")
             assert (len(store.snapshot()), discovery.age_s) == (1, 7)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_events_that_follow_close_upon_each_other_are_stated_together() -> None:
+    """When it takes long to state the pool, as it does of ten thousand pods; what came last holds."""
+    first = {"metadata": {**named("pod")["metadata"], "labels": {}}, "status": {"podIP": "10.0.0.1"}}
+    first["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": [first]})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for number in range(2, 9):
+            pod = {**first, "status": {**first["status"], "podIP": f"10.0.0.{number}"}}
+            await response.write(orjson.dumps({"type": "MODIFIED", "object": pod}) + b"\n")
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(60)
+        return response
+
+    now_s, store, stated = 100.0, PoolStore(), []
+
+    def takes_long(changes: EndpointChanges) -> None:
+        nonlocal now_s
+        now_s += 0.25
+        stated.append(changes)
+
+    store.subscribe(takes_long)
+    async with api_server(answer) as client:
+        discovery = KubeDiscovery(
+            KubeOptions(PodsBySelector("p", parse_selector("a"), (8000,)), "ns"),
+            client,
+            store,
+            clock=lambda: now_s,
+            rng=random.Random(1),
+            on_error=lambda *_: None,
+        )
+        task = asyncio.create_task(discovery.run())
+        try:
+            await until(lambda: [e.host for e in store.snapshot().endpoints], lambda said: said == ["10.0.0.8"])
+            assert 2 <= len(stated) < 8
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
