@@ -27,8 +27,8 @@ from epp.pool.store import PoolStore
 
 logger = logging.getLogger(__name__)
 
-# To state ten thousand pods takes 0.1 s. Then there is a pause of so many times what it took, so that a rollout of theirs
-# takes a fifth of a core; but of half a second at most, since a pod that turns unready is to be left within one.
+# To state ten thousand pods takes 0.1 s. Then there is a pause of so many times what it took, so that a rollout takes a
+# fifth of a core; but of half a second at most, since a pod that turns unready is to be left within one.
 PAUSE_PER_COST = 4.0
 LONGEST_PAUSE_S = 0.5
 
