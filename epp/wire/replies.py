@@ -116,8 +116,9 @@ def _route(route: Route, mode: BodyMode, kind: Kind, headers: Headers, new_body:
     is_body = kind in (_BODY_PART, _BODY_END)
     to_remove: Sequence[str] = ()
     if not _STRIPPED.isdisjoint(headers.last_values):
-        to_remove = [name for name in STRIPPED_FROM_CLIENTS if name in headers]
-    if route.set_headers or to_remove or route.remove_headers or new_body is not None:
+        values = headers.last_values
+        to_remove = [name for name in STRIPPED_FROM_CLIENTS if name in values]
+    if route.set_headers or route.remove_headers or new_body is not None:
         to_remove = [*to_remove, *route.remove_headers]
         if new_body is not None and mode is not _BUFFERED:
             to_remove.append(CONTENT_LENGTH)
@@ -127,14 +128,15 @@ def _route(route: Route, mode: BodyMode, kind: Kind, headers: Headers, new_body:
         body = b"".join(new_body) if new_body is not None and is_body else None
         answer = _changed(is_body, header_mutation(to_set, to_remove), body, mode)
     else:
-        answer = _only_route(route.destination, is_body)
+        answer = _only_route(route.destination, is_body, tuple(to_remove))
     return answer + _metadata(route)
 
 
 @lru_cache(4096)
-def _only_route(destination: str, is_body: bool) -> bytes:
-    """The answer to a request's headers or body that changes nothing but where it goes."""
-    return _changed(is_body, header_mutation({DESTINATION: destination}), None, _NONE)
+def _only_route(destination: str, is_body: bool, stripped: tuple[str, ...]) -> bytes:
+    """The answer to a request's headers or body that changes nothing but where it goes, and takes off what clients may
+    tell us and nobody else: many give a target with every request."""
+    return _changed(is_body, header_mutation({DESTINATION: destination}, stripped), None, _NONE)
 
 
 def _changed(is_body: bool, mutation: bytes, body: bytes | None, mode: BodyMode) -> bytes:
