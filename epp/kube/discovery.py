@@ -61,6 +61,7 @@ class KubeDiscovery:
         self._clock = clock
         self._shared: dict[str, Any] = {"clock": clock, "rng": rng, "on_error": on_error, "timings": timings}
         self._wanted: _Wanted | None = None
+        self._said: str | None = None  # of a pool that routes nothing, in the log
         self._pool: Reflector[PoolFacts] | None = None
         self._pods: Reflector[PodFacts] | None = None
         self._pods_task: asyncio.Task[None] | None = None
@@ -147,10 +148,12 @@ class KubeDiscovery:
         kept = next(iter(self._pool.reflection.kept.values()), None)
         pool = None if kept is None else kept.value
         if pool is None or pool.fault is not None or pool.selector is None:
-            if self._wanted is not None or self._store.snapshot():
-                logger.warning("%s; its endpoints are gone", self._no_pool())
+            if self._pool.reflection.synced and self._no_pool() != self._said:
+                self._said = self._no_pool()
+                logger.warning("%s; there is nothing to route to", self._said)
             self._forget()
             return
+        self._said = None
         wanted = _Wanted(pool.selector, pool.target_ports)
         if wanted != self._wanted:
             logger.info("pool %s: pods %s, ports %s", self._options.pool_name, wanted.selector, wanted.target_ports)

@@ -193,11 +193,14 @@ async def test_a_killed_api_server_and_a_forgotten_history(
             await until(lambda: followed.discovery.state()["problems"], lambda said: said == [])
 
 
-async def test_a_pool_that_goes_and_comes_back(api_server: ApiServer, cluster: Cluster, namespace: str) -> None:
+async def test_a_pool_that_goes_and_comes_back(
+    api_server: ApiServer, cluster: Cluster, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
     await start_pod(cluster, namespace, "pod-0", LABELS, "10.0.0.1")
     async with following(api_server, KubeOptions(PoolByName("p"), namespace)) as followed:
         missing = await until(followed.discovery.not_ready, lambda said: "does not exist" in said[0])
         assert f"inferencepools.inference.networking.k8s.io {namespace}/p" in missing[0]
+        assert missing[0] in caplog.text
         await cluster.create(POOL, namespace, pool("p", {"app": "elsewhere"}))
         await until(followed.discovery.not_ready, lambda said: "no pod in namespace" in said[0])
         await cluster.patch(POOL, namespace, "p", {"spec": {"selector": {"matchLabels": LABELS}}})

@@ -364,6 +364,10 @@ REFUSED: Mapping[str, tuple[dict[str, Any], list[str]]] = {
     "unknown key": (merged(SERVERS, epp(replica=3)), ["/router/epp", "replica"]),
     "wrong type": (merged(SERVERS, epp(replicas="three")), ["/router/epp/replicas"]),
     "no labels": ({}, ["router.modelServers.matchLabels", "--set"]),
+    "a label that is two": (
+        merged(STANDALONE, {"router": {"modelServers": {"matchLabels": {"app": "a,b"}}}}),
+        ["/router/modelServers/matchLabels/app"],
+    ),
     "failure mode of a README": (
         merged(SERVERS, {"router": {"inferencePool": {"failureMode": "FailClosed"}}}),
         ["failureMode", "FailClose"],
