@@ -14,29 +14,34 @@ could be better.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from math import exp
+from math import exp, isfinite
 from typing import Any
 
 from pydantic import Field
 
+from epp.lab.columns import Newcomer, prefill_s
 from epp.lab.experiment import LabRequest
 from epp.lab.policies.policy import Policy, picked_by
 from epp.lab.prompts import BlockHashes, tokens_of
 from epp.lab.servers import Server
-from epp.lab.stakes import Expected, Newcomer, Stakes, allowed_s, prefill_s
+from epp.lab.stakes import Expected, Stakes
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import FloatArray
 from epp.scheduling.plugin import Parameters, Picker, Services
+from epp.sim.workload import TPOT_SLO_HEADER, TTFT_SLO_HEADER
 
 _PREFILL_WINDOW_S = 10.0
 """Over which an engine's share of prefill is taken: long against a request, short against a wave of load."""
 _MOST_PREFILL_RATIO = 0.9
 _RATE_SINCE_S = 5.0  # the least time over which arrivals are counted
 
-_TIME_PRICE = 0.5
+_UNSAID_TTFT_S, _UNSAID_TPOT_S = 1.0, 0.05
+"""For clients that name no targets: sooner is better all the same."""
+
+_TIME_PRICE = 0.25
 """Of a second of prefill, in requests that arrive per second and server. At the knee every request needs its share of
-the servers' time, so a second is worth as many; below it nothing. Half of it does well at all loads."""
+the servers' time, so a second is worth as many; below it nothing. A quarter of it does well at all loads."""
 _SLACK_PRICE = 0.1
 """Of a whole target used up, in targets kept: it decides between servers where as many would be kept."""
 
@@ -145,7 +150,14 @@ class OraclePicker(Picker):
         cached = engine.scheduler.kv.match(hashes[: (prompt_tokens - 1) // block_tokens])
         uncached_tokens = prompt_tokens - len(cached) * block_tokens
         seconds = prefill_s(engine, uncached_tokens, prompt_tokens)
-        return Newcomer(prompt_tokens, uncached_tokens, request.output_tokens, seconds, *allowed_s(request.headers))
+        return Newcomer(prompt_tokens, uncached_tokens, request.output_tokens, seconds, *_allowed_s(request))
+
+
+def _allowed_s(request: LabRequest) -> tuple[float, float]:
+    """For the first token, and for each after it."""
+    headers = request.headers
+    ttft_s, tpot_s = (float(headers.get(name, "inf")) / 1e3 for name in (TTFT_SLO_HEADER, TPOT_SLO_HEADER))
+    return ttft_s if isfinite(ttft_s) else _UNSAID_TTFT_S, tpot_s if isfinite(tpot_s) else _UNSAID_TPOT_S
 
 
 NAME = "oracle"

@@ -4,48 +4,24 @@ Everything is reckoned from the true state of the engine: the tokens each sequen
 line, the step law. Two things nobody knows. Steps are noisy, so whether a target is kept is a probability, which falls
 from 1 to 0 around the point where the time expected is the time allowed. And who leaves may be followed by another:
 `Expected` says what is taken for granted of those who are yet to come.
-
-What is true of a sequence as long as it decodes is written down once, when it is first seen to. So a look at a server
-is a walk along its line, and then arithmetic on columns.
 """
 
-from collections.abc import Mapping
-from math import exp, isfinite
+from math import exp
 from typing import NamedTuple
 
 import numpy as np
 
+from epp.lab.columns import Decoding, DecodingTable, Line, Newcomer, Placed, line_of, rest_of_step_s
 from epp.lab.servers import Server
 from epp.scheduling.data import FloatArray
-from epp.sim.engine import Engine
-from epp.sim.sequence import Sequence
-from epp.sim.workload import TPOT_SLO_HEADER, TTFT_SLO_HEADER
 
 TTFT_SPREAD = 0.1
 TPOT_SPREAD = 0.04
 """Of the target: by how much a time may miss what is expected of it. Steps have a noise of 5 %, which averages out over
 an answer; what does not is who comes next."""
 
-_LATE = 1.05  # of the TTFT target: whoever in line is expected later than this is lost
-_UNSAID_S = 1.0, 0.05  # TTFT and TPOT for clients that name no targets: sooner is better all the same
+_LATE_RATIO = 1.05  # of the TTFT target: whoever in line is expected later than this is lost
 _MOST_EXPONENT = 50.0
-_FIRST_ROWS = 256
-
-
-class Newcomer(NamedTuple):
-    """A request that has to go somewhere.
-
-    Attributes:
-        prefill_s: what those of its tokens take that the server has not cached.
-        ttft_allowed_s, tpot_allowed_s: for the first token, and for each after it.
-    """
-
-    prompt_tokens: int
-    uncached_tokens: int
-    output_tokens: int
-    prefill_s: float
-    ttft_allowed_s: float
-    tpot_allowed_s: float
 
 
 class Expected(NamedTuple):
@@ -76,179 +52,124 @@ class Outlook(NamedTuple):
     used_up: float
 
 
-def allowed_s(headers: Mapping[str, str]) -> tuple[float, float]:
-    """For the first token, and for each after it."""
-    ttft_s, tpot_s = (float(headers.get(name, "inf")) / 1e3 for name in (TTFT_SLO_HEADER, TPOT_SLO_HEADER))
-    return ttft_s if isfinite(ttft_s) else _UNSAID_S[0], tpot_s if isfinite(tpot_s) else _UNSAID_S[1]
+class _Pace(NamedTuple):
+    """Seconds of a step without prefill: of an empty batch, of all that are here, and of these with the newcomer."""
 
+    base_s: float
+    before_s: float
+    after_s: float
+    count: int
 
-def prefill_s(engine: Engine, uncached_tokens: int, prompt_tokens: int) -> float:
-    """What computing the last so many tokens of a prompt adds to the steps it is done in."""
-    law = engine.config.hardware
-    pairs = uncached_tokens * (prompt_tokens - uncached_tokens / 2)
-    return (law.step_ms(uncached_tokens, 0, pairs) - law.base_ms) * engine.slow_factor / 1e3
-
-
-class _Decoding:
-    """The sequences of an engine that decode, as columns.
-
-    The columns: the step after which a sequence ends, when its first token came, the seconds its tokens after that may
-    take in all, whether the first token was in time, and its context at its end.
-    """
-
-    def __init__(self) -> None:
-        self._table = np.empty((_FIRST_ROWS, 5))
-        self._rows: dict[Sequence, tuple[int, int]] = {}  # since when it decodes, and where it is in the table
-
-    def look(self, server: Server, placed: Mapping[int, Newcomer]) -> FloatArray:
-        """One row each."""
-        rows = []
-        for sequence in server.engine.scheduler.running:
-            since = sequence.decoding_since
-            if since is None:
-                continue
-            known = self._rows.get(sequence)
-            if known is not None and known[0] == since:
-                rows.append(known[1])
-            elif (row := self._note(sequence, since, server, placed)) is not None:
-                rows.append(row)
-        found = self._table[rows]
-        if len(self._rows) > 2 * _FIRST_ROWS and len(self._rows) > 4 * len(rows):
-            self._rows.clear()  # most have ended; the others are noted again
-        return found
-
-    def _note(self, sequence: Sequence, since: int, server: Server, placed: Mapping[int, Newcomer]) -> int | None:
-        live = server.live.get(sequence.request.id)
-        if live is None:
-            return None
-        new, request = placed[id(live.planned)], sequence.request
-        row = len(self._rows) if sequence not in self._rows else self._rows[sequence][1]
-        if row == len(self._table):
-            self._table = np.concatenate((self._table, np.empty_like(self._table)))
-        self._rows[sequence] = since, row
-        self._table[row] = (
-            since + request.output_tokens - sequence.produced_tokens,
-            live.first_token_s,
-            max(request.output_tokens - 1, 1) * new.tpot_allowed_s,
-            live.first_token_s - live.served.at_s <= new.ttft_allowed_s,
-            request.prompt_tokens + request.output_tokens,
-        )
-        return row
+    @property
+    def each_s(self) -> float:
+        """What one sequence adds, on average."""
+        return (self.before_s - self.base_s) / self.count if self.count else 0.0
 
 
 class Stakes:
-    """Of one server. `placed`: what was said of each request, by the identity of its `LabRequest`, when it came to the
-    server it is at."""
+    """Of one server."""
 
-    def __init__(self, server: Server, placed: Mapping[int, Newcomer]) -> None:
+    def __init__(self, server: Server, placed: Placed) -> None:
         self._server = server
         self._placed = placed
-        self._decoding = _Decoding()
+        self._table = DecodingTable()
 
     def outlook(self, new: Newcomer, now_s: float, expected: Expected) -> Outlook:
         """See the module's text."""
+        decoding = self._table.look(self._server, self._placed)
+        line = line_of(self._server, self._placed, now_s, _LATE_RATIO)
+        pace = self._pace(new, decoding, line)
+        budget = max(self._server.engine.config.max_batched_tokens - len(decoding.left_tokens), 1)
+        steps = max(-(-(line.prefill_tokens + new.uncached_tokens) // budget), 1)  # until all in line is computed
+        ttft_ratio = self._ttft_s(new, now_s, decoding, line, pace, steps) / new.ttft_allowed_s
+        keeps = _likely(ttft_ratio, TTFT_SPREAD)
+        left_tokens = np.concatenate((decoding.left_tokens, line.rows[:, 0]))
+        used_ratio = ttft_ratio
+        if new.later_tokens:
+            tpot_ratio = _tpot_s(new, left_tokens, pace, expected) / new.tpot_allowed_s
+            keeps *= _likely(tpot_ratio, TPOT_SPREAD)
+            used_ratio += tpot_ratio
+        used_up = keeps * used_ratio
+        if not pace.count:
+            return Outlook(keeps, 0.0, used_up)
+
+        allowed_s = np.concatenate((decoding.allowed_s, line.rows[:, 1]))
+        hopeful = np.concatenate((decoding.hopeful, line.rows[:, 2]))
+        nothing = np.zeros(len(line.rows))
+        since_first_s = now_s + rest_of_step_s(self._server.engine, now_s) - decoding.first_s
+        spent_s = np.concatenate((since_first_s, nothing))
+        behind_s = line.prefill_s - np.concatenate((np.zeros(len(decoding.left_tokens)), line.rows[:, 3]))
+        # Nobody waits for more prefill than fits into the steps that he is in.
+        most_s = left_tokens * ((line.prefill_s + new.prefill_s) / steps)
+        stalled_s = np.minimum(behind_s, most_s)
+        ratio = (spent_s + stalled_s + _left_s(left_tokens, pace, expected)) / allowed_s
+        more_s = np.minimum(behind_s + new.prefill_s, most_s) - stalled_s + _more_s(new, left_tokens, pace, expected)
+        more = more_s / allowed_s
+        likely = hopeful * _likely_each(ratio)
+        losses = float((likely - hopeful * _likely_each(ratio + more)).sum())
+        return Outlook(keeps, losses, used_up + float((likely * np.minimum(more, 1.0)).sum()))
+
+    def _pace(self, new: Newcomer, decoding: Decoding, line: Line) -> _Pace:
         engine = self._server.engine
-        config, scheduler, law = engine.config, engine.scheduler, engine.config.hardware
-        slow_s = engine.slow_factor / 1e3
-        base_s = law.base_ms * slow_s
-        next_s = engine.next_event_s()
-        rest_s = 0.0 if next_s is None else max(next_s - now_s, 0.0)  # of the step that is being computed
+        law, slow_s = engine.config.hardware, engine.slow_factor / 1e3
+        count = len(decoding.left_tokens) + len(line.rows)
+        context_tokens = engine.scheduler.decoders.context_tokens + line.prompt_tokens
+        before_ms = law.step_ms(0, count, 0.0, context_tokens)
+        after_ms = law.step_ms(0, count + 1, 0.0, context_tokens + new.prompt_tokens)
+        return _Pace(law.base_ms * slow_s, before_ms * slow_s, after_ms * slow_s, count)
 
-        table = self._decoding.look(self._server, self._placed)
-        decoding = len(table)
-        left, allowed, hopeful = table[:, 0] - scheduler.decoders.steps, table[:, 2], table[:, 3]
-        spent_s = now_s + rest_s - table[:, 1]
-
-        # The line: those in prefill, those that wait, those that are about to.
-        in_step_tokens = config.max_batched_tokens - decoding  # of prompts in the step that is being computed
-        line_s, line_tokens, waiting_tokens = 0.0, 0, 0
-        line_context_tokens = new.prompt_tokens
-        line: list[tuple[float, float, float, float]] = []  # left, allowed, hopeful, line up to its own end
-        for sequence in (*scheduler.prefilling, *scheduler.waiting, *(s for _, s in engine.arriving)):
-            live = self._server.live.get(sequence.request.id)
-            if live is None:
-                continue
-            one = self._placed[id(live.planned)]
-            if sequence.blocks:
-                tokens = sequence.tokens - sequence.computed_tokens
-                in_step = min(tokens, in_step_tokens)
-                in_step_tokens -= in_step
-                tokens -= in_step
-                line_s += prefill_s(engine, tokens, sequence.tokens) if tokens else 0.0
-            else:
-                tokens = one.uncached_tokens
-                waiting_tokens += tokens
-                line_s += one.prefill_s
-            line_tokens += tokens
-            line_context_tokens += sequence.tokens
-            after_first = one.output_tokens - 1
-            in_time = now_s + rest_s + line_s - live.served.at_s <= _LATE * one.ttft_allowed_s
-            line.append((after_first, max(after_first, 1) * one.tpot_allowed_s, in_time, line_s))
-        count = decoding + len(line)
-        context_tokens = scheduler.decoders.context_tokens + line_context_tokens
-        before_s = law.step_ms(0, count, 0.0, context_tokens - new.prompt_tokens) * slow_s
-        after_s = law.step_ms(0, count + 1, 0.0, context_tokens) * slow_s
-
-        # The first token of the newcomer.
-        overhead_s = sum(config.overhead_ms) / 2e3
-        starts_s = rest_s if rest_s > overhead_s else overhead_s + (before_s / 2 if count else 0.0)
-        steps = max(-(-(line_tokens + new.uncached_tokens) // max(config.max_batched_tokens - decoding, 1)), 1)
-        ttft_s = starts_s + line_s + new.prefill_s + steps * after_s
-        missing_tokens = waiting_tokens + new.uncached_tokens - scheduler.kv.free_blocks * config.block_tokens
-        missing_slots = count + 1 - config.max_sequences
-        if decoding and (missing_tokens > 0 or missing_slots > 0):
-            ttft_s += before_s * _steps_until_room(left, table[:, 4], missing_slots, missing_tokens)
-
-        # The tokens after it, and those of the others.
-        followed, paused = expected.followed_ratio, 1.0 - expected.prefill_ratio
-        to_make = max(new.output_tokens - 1, 0)
-        losses = used_up = beside_s = 0.0
-        if count:
-            spent_s = spent_s + line_s
-            if line:
-                waiting = np.array(line)
-                left = np.concatenate((left, waiting[:, 0]))
-                allowed = np.concatenate((allowed, waiting[:, 1]))
-                hopeful = np.concatenate((hopeful, waiting[:, 2]))
-                spent_s = np.concatenate((spent_s, line_s - waiting[:, 3]))
-            more_s = (after_s - before_s) * followed / paused * left + new.prefill_s
-            last_s = spent_s + before_s * followed / paused * left
-            if followed < 1.0:
-                shared = np.minimum(left, to_make)
-                last_s += (1.0 - followed) * _shrinking_s(left, base_s, before_s)
-                more_s += (1.0 - followed) * (after_s - before_s) * shared
-                beside_s = float(shared.sum()) * (before_s - base_s) / count
-            ratio, more = last_s / allowed, more_s / allowed
-            likely = hopeful * _likely_each(ratio)
-            losses = float((likely - hopeful * _likely_each(ratio + more)).sum())
-            used_up = float((likely * np.minimum(more, 1.0)).sum())
-        keeps = _likely(ttft_s / new.ttft_allowed_s, TTFT_SPREAD)
-        if to_make:
-            alone_s = base_s + (after_s - base_s) / (count + 1)
-            tpot_s = followed * after_s / paused + (1.0 - followed) * (alone_s + beside_s / to_make)
-            keeps *= _likely(tpot_s / new.tpot_allowed_s, TPOT_SPREAD)
-            used_up += keeps * tpot_s / new.tpot_allowed_s
-        return Outlook(keeps, losses, used_up + keeps * ttft_s / new.ttft_allowed_s)
+    def _ttft_s(self, new: Newcomer, now_s: float, decoding: Decoding, line: Line, pace: _Pace, steps: int) -> float:
+        """Its way to the engine, the line, its own prompt, and before all of it room for them."""
+        engine = self._server.engine
+        config, running = engine.config, len(decoding.left_tokens)
+        rest_s, overhead_s = rest_of_step_s(engine, now_s), sum(config.overhead_ms) / 2e3
+        starts_s = rest_s if rest_s > overhead_s else overhead_s + (pace.before_s / 2 if pace.count else 0.0)
+        tokens = line.waiting_tokens + new.uncached_tokens - engine.scheduler.kv.free_blocks * config.block_tokens
+        slots = pace.count + 1 - config.max_sequences
+        room_steps = _steps_until_room(decoding, slots, tokens) if running and (tokens > 0 or slots > 0) else 0.0
+        return starts_s + line.prefill_s + new.prefill_s + max(steps, room_steps) * pace.after_s
 
 
-def _steps_until_room(left: FloatArray, context: FloatArray, slots: int, tokens: int) -> float:
-    """Until so many of those that decode have ended that there are slots and blocks for all in line."""
-    order = np.argsort(left)
+def _steps_until_room(decoding: Decoding, slots: int, tokens: int) -> float:
+    """Until enough of those that decode have ended for so many slots and tokens of cache to be free."""
+    order = np.argsort(decoding.left_tokens)
     ends = slots
     if tokens > 0:
-        ends = max(ends, int(np.searchsorted(np.cumsum(context[order]), tokens)) + 1)
-    return float(left[order[min(ends, len(left)) - 1]]) * max(ends / len(left), 1.0)
+        ends = max(ends, int(np.searchsorted(np.cumsum(decoding.context_tokens[order]), tokens)) + 1)
+    last = order[min(ends, len(order)) - 1]
+    return float(decoding.left_tokens[last]) * max(ends / len(order), 1.0)
 
 
-def _shrinking_s(left: FloatArray, base_s: float, full_s: float) -> FloatArray:
-    """Until the end of each, if nobody comes and steps get shorter with each that ends."""
-    order = np.argsort(left)
-    ordered = left[order]
-    per_sequence_s = (full_s - base_s) / len(left)
-    ordered[1:] -= ordered[:-1].copy()
-    seconds = np.empty(len(left))
-    seconds[order] = np.cumsum(ordered * (base_s + per_sequence_s * np.arange(len(left), 0, -1)))
-    return seconds
+def _tpot_s(new: Newcomer, left_tokens: FloatArray, pace: _Pace, expected: Expected) -> float:
+    """Of the newcomer: among as many as are here now, or fewer and fewer."""
+    followed = expected.followed_ratio
+    beside = float(np.minimum(left_tokens, new.later_tokens).sum()) / new.later_tokens
+    alone_s = pace.base_s + (pace.after_s - pace.base_s) / (pace.count + 1)
+    full_s = pace.after_s / (1.0 - expected.prefill_ratio)
+    return followed * full_s + (1.0 - followed) * (alone_s + beside * pace.each_s)
+
+
+def _left_s(left_tokens: FloatArray, pace: _Pace, expected: Expected) -> FloatArray:
+    """Until the end of each, without the newcomer and without what is in line."""
+    followed = expected.followed_ratio
+    order = np.argsort(left_tokens)
+    passing = left_tokens[order]
+    passing[1:] -= passing[:-1].copy()
+    fewer_s = np.empty(len(order))
+    fewer_s[order] = np.cumsum(passing * (pace.base_s + pace.each_s * np.arange(len(order), 0, -1)))
+    full_s = left_tokens * (pace.before_s / (1.0 - expected.prefill_ratio))
+    left_s: FloatArray = followed * full_s + (1.0 - followed) * fewer_s
+    return left_s
+
+
+def _more_s(new: Newcomer, left_tokens: FloatArray, pace: _Pace, expected: Expected) -> FloatArray:
+    """By how much the newcomer's decoding delays each. If it is followed, all of its successors' count too."""
+    followed = expected.followed_ratio
+    full = left_tokens / (1.0 - expected.prefill_ratio)
+    more_s: FloatArray = (pace.after_s - pace.before_s) * (
+        followed * full + (1.0 - followed) * np.minimum(left_tokens, new.later_tokens)
+    )
+    return more_s
 
 
 def _likely(ratio: float, spread: float) -> float:

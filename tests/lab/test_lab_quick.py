@@ -1,68 +1,87 @@
 """What physics dictates, in short runs: who must win, and who must lose."""
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import pytest
 
 from epp.lab.comparison import Row, rows_of
 from epp.lab.oracle import NAME as ORACLE
 from epp.lab.policies.catalogue import WORST
-from epp.lab.runs import knee_of, run_spec
+from epp.lab.runs import run_spec
 from epp.lab.spec import RunSpec
 
 POOL = "h100x3"
-LOAD = 0.8
-SEED = 2
+SEEDS = (1, 2)
+TOLERANCE = 0.01  # of all requests: the oracle is greedy, and steps are noisy
 
 
-def rows(workload: str, duration_s: float, policies: tuple[str, ...]) -> dict[str, Row]:
-    knee = knee_of(workload, POOL)
-    specs = [RunSpec(workload, POOL, policy, LOAD * knee, duration_s, SEED) for policy in policies]
-    return {row.policy: row for row in rows_of(run_spec(spec, knee) for spec in specs)}
+class Scene(NamedTuple):
+    """A workload, at a rate near what the pool can do or beyond, and who is tried on it besides oracle and worst."""
+
+    workload: str
+    rate_rps: float
+    duration_s: float
+    policies: tuple[str, ...]
 
 
-@pytest.fixture(scope="module")
-def conversations() -> dict[str, Row]:
-    return rows("azure-conv", 12.0, (ORACLE, "lmetric", "least-requests", "random", WORST))
+SCENES = {
+    "conversations": Scene("azure-conv", 41.3, 8.0, ("lmetric", "least-requests", "random")),
+    "tenants": Scene("b2b-saas", 4.2, 50.0, ("lmetric", "cache-aware", "round-robin")),
+    "too-many-tenants": Scene("b2b-saas", 5.4, 45.0, ("lmetric", "cache-aware")),
+    "long-chats": Scene("mooncake-conversation", 3.5, 45.0, ("lmetric", "cache-aware")),
+    "agents": Scene("code-gen", 1.5, 80.0, ("lmetric", "cache-aware")),
+}
+
+Found = dict[str, Row]
 
 
-@pytest.fixture(scope="module")
-def tenants() -> dict[str, Row]:
-    return rows("b2b-saas", 60.0, (ORACLE, "cache-aware", "round-robin", WORST))
+@lru_cache(maxsize=len(SCENES) * len(SEEDS))
+def run(name: str, seed: int) -> Found:
+    scene = SCENES[name]
+    specs = [
+        RunSpec(scene.workload, POOL, policy, scene.rate_rps, scene.duration_s, seed)
+        for policy in (ORACLE, *scene.policies, WORST)
+    ]
+    return {row.policy: row for row in rows_of(run_spec(spec) for spec in specs)}
 
 
-@pytest.mark.parametrize("workload", ["conversations", "tenants"])
-def test_nobody_keeps_more_targets_than_the_oracle(workload: str, request: pytest.FixtureRequest) -> None:
-    found = request.getfixturevalue(workload)
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("scene", SCENES)
+def test_nobody_keeps_more_targets_than_the_oracle_and_the_busiest_fewest(scene: str, seed: int) -> None:
+    found = dict(run(scene, seed))
     best = found[ORACLE].figures["attainment"]
-    assert all(row.figures["attainment"] <= best + 0.005 for row in found.values())
-    assert all(row.figures["regret_attainment"] >= -0.005 for row in found.values())
-
-
-@pytest.mark.parametrize("workload", ["conversations", "tenants"])
-def test_every_measure_ranks_the_busiest_last(workload: str, request: pytest.FixtureRequest) -> None:
-    found = dict(request.getfixturevalue(workload))
+    assert all(row.figures["attainment"] <= best + TOLERANCE for row in found.values())
+    assert all(row.figures["regret_attainment"] >= -TOLERANCE for row in found.values())
     worst = found.pop(WORST).figures
     for row in found.values():
         assert row.figures["attainment"] > worst["attainment"]
         assert row.figures["imbalance"] < worst["imbalance"]
         for figure in ("ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "e2e_mean_ms"):
             assert row.figures[figure] < worst[figure]
+    assert all(result.plugin_failures == {} for row in found.values() for result in row.results)
 
 
-def test_who_looks_at_load_beats_chance(conversations: dict[str, Row]) -> None:
-    aware, blind = conversations["least-requests"].figures, conversations["random"].figures
+@pytest.mark.parametrize("seed", SEEDS)
+def test_where_more_comes_than_can_be_kept_the_oracle_keeps_far_more_than_anybody(seed: int) -> None:
+    found = run("too-many-tenants", seed)
+    others = [row.figures["attainment"] for name, row in found.items() if name != ORACLE]
+    assert found[ORACLE].figures["attainment"] > 1.5 * max(others)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_who_looks_at_load_beats_chance(seed: int) -> None:
+    found = run("conversations", seed)
+    aware, blind = found["lmetric"].figures, found["random"].figures
     assert aware["attainment"] > blind["attainment"]
     assert aware["ttft_mean_ms"] < blind["ttft_mean_ms"]
     assert aware["ttft_p99_ms"] < blind["ttft_p99_ms"]
 
 
-def test_who_looks_at_caches_beats_round_robin_where_nothing_else_helps(tenants: dict[str, Row]) -> None:
-    aware, blind = tenants["cache-aware"].figures, tenants["round-robin"].figures
+@pytest.mark.parametrize("seed", SEEDS)
+def test_who_looks_at_caches_beats_round_robin_where_nothing_else_helps(seed: int) -> None:
+    found = run("tenants", seed)
+    aware, blind = found["cache-aware"].figures, found["round-robin"].figures
     assert aware["hit_ratio"] > 1.8 * blind["hit_ratio"]
     assert aware["ttft_mean_ms"] < 0.85 * blind["ttft_mean_ms"]
     assert aware["attainment"] > blind["attainment"]
-
-
-@pytest.mark.parametrize("workload", ["conversations", "tenants"])
-def test_no_plugin_raises(workload: str, request: pytest.FixtureRequest) -> None:
-    for row in request.getfixturevalue(workload).values():
-        assert all(result.plugin_failures == {} for result in row.results)
