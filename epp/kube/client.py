@@ -16,7 +16,7 @@ import orjson
 
 from epp.kube.access import Access
 from epp.kube.failures import ApiFailure, Kind
-from epp.kube.objects import Json, items, mapping, text, whole
+from epp.kube.objects import Json, items, mapping, name_of, text, whole
 from epp.kube.resources import Resource
 from epp.problem import Problem
 
@@ -61,7 +61,7 @@ class KubeClient:
                 raise ApiFailure(Kind.REFUSED, "an answer that is not a list")
             metadata = mapping(page, "metadata")
             yield Page(
-                [obj for obj in items(page.get("items")) if isinstance(obj, dict)],
+                [obj for obj in items(page.get("items")) if isinstance(obj, dict) and name_of(obj)],
                 text(metadata.get("resourceVersion")),
             )
             following = text(metadata.get("continue"))
@@ -185,6 +185,6 @@ def _event(line: bytes) -> tuple[str, Json]:
     kind, obj = text(event.get("type")), mapping(event, "object")
     if kind == "ERROR":
         raise ApiFailure.of_status(whole(obj.get("code")) or 0, text(obj.get("message")) or "the watch failed")
-    if kind not in _EVENTS:
+    if kind not in _EVENTS or (kind != "BOOKMARK" and not name_of(obj)):
         raise ApiFailure(Kind.REFUSED, "an answer that is not an event")
     return kind, obj

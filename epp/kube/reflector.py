@@ -166,10 +166,13 @@ class Reflector(Generic[T]):
                         self._failures_in_a_row = 0
         except TimeoutError:
             raise ApiFailure(Kind.STALLED, f"a watch said nothing for {self._clock() - started_s:.0f} s") from None
-        if not events and self._clock() - started_s < min(1.0, self._timings.watch_s / 2):
+        ended_at_once = self._clock() - started_s < min(1.0, self._timings.watch_s / 2)
+        if ended_at_once and not events:
             raise ApiFailure(Kind.UNREACHABLE, "the watch ended at once")
         self._heard()
         self._failures_in_a_row = 0
+        if ended_at_once:  # with news, which may be the same each time
+            await asyncio.sleep(self._timings.first_pause_s)
 
     def _heard(self) -> None:
         self.heard_s = self._clock()

@@ -117,13 +117,28 @@ async def test_events_are_whole_in_whatever_pieces_they_come(piece_bytes: int) -
         (503, b"<html>", Kind.BUSY, "503"),
         (500, b"<html>", Kind.REFUSED, "500"),
         (200, b'{"kind":"Status","status":"Success"}\n', Kind.REFUSED, "not an event"),
+        (200, b'{"type":"ADDED","object":{"metadata":{"name":["p"]}}}\n', Kind.REFUSED, "not an event"),
         (200, b"<html>", Kind.REFUSED, "not JSON"),
         (200, b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n', Kind.EXPIRED, "too old"),
         (200, b'{"type":"ERROR","object":"?"}\n', Kind.REFUSED, "watch failed"),
         (200, b"x" * 5000 + b"\n", Kind.REFUSED, "JSON"),
         (200, b"x" * 5000, Kind.REFUSED, "4096 bytes"),
     ],
-    ids=["403", "404", "410", "429", "503", "500", "status", "html", "gone", "odd-error", "garbage", "endless"],
+    ids=[
+        "403",
+        "404",
+        "410",
+        "429",
+        "503",
+        "500",
+        "status",
+        "no name",
+        "html",
+        "gone",
+        "odd-error",
+        "garbage",
+        "endless",
+    ],
 )
 async def test_what_goes_wrong_is_told_apart(
     status: int, body: bytes, kind: Kind, words: str, monkeypatch: pytest.MonkeyPatch
@@ -250,21 +265,24 @@ async def test_a_busy_api_server_is_not_asked_for_everything_again() -> None:
     assert asked[:4] == [None, "7", "7", "7"]
 
 
-async def test_a_watch_that_always_ends_at_once_is_not_hammered() -> None:
+@pytest.mark.parametrize(
+    "news", [b"", orjson.dumps({"type": "ADDED", "object": {"metadata": {"name": "p"}}}) + b"\n"], ids=["none", "same"]
+)
+async def test_a_watch_that_always_ends_at_once_is_not_hammered(news: bytes) -> None:
     asked = 0
 
     async def answer(request: web.Request) -> web.Response:
         nonlocal asked
         asked += 1
         if "watch" in request.query:
-            return web.Response(body=b"")
+            return web.Response(body=news)
         return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
 
     async with api_server(answer) as client, reflecting(client) as reflector:
         await asyncio.sleep(1.0)
-    assert 1 < asked < 12
+    assert 1 < asked < 24
     assert reflector.reflection.synced
-    assert "ended at once" in str(reflector.problem)
+    assert ("ended at once" in str(reflector.problem)) is (news == b"")
 
 
 async def test_pods_of_a_new_selector_are_as_old_as_those_of_the_last() -> None:
