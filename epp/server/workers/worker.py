@@ -131,6 +131,7 @@ class Worker:
         handoff.setblocking(False)
         loop.add_reader(handoff, self._take_connections, handoff)
         gc.freeze()
+        gc.set_threshold(10_000, 20, 20)  # as in the single process
         self._tasks = upkeep.start([("counts", self._send_counts())])
         self._channel.send(Kind.READY)
         await self._ended.wait()
