@@ -112,7 +112,7 @@ class DecodingTable:
         if row == len(self._table):
             self._table = np.concatenate((self._table, np.empty_like(self._table)))
         self._rows[sequence] = since, row
-        self._table[row] = Decoding(
+        self._table[row] = (  # in the order of `Decoding`
             since + request.output_tokens - sequence.produced_tokens,
             live.first_token_s,
             new.later_allowed_s,

@@ -58,12 +58,12 @@ class _Pace(NamedTuple):
     base_s: float
     before_s: float
     after_s: float
-    count: int
+    sequences: int
 
     @property
     def each_s(self) -> float:
         """What one sequence adds, on average."""
-        return (self.before_s - self.base_s) / self.count if self.count else 0.0
+        return (self.before_s - self.base_s) / self.sequences if self.sequences else 0.0
 
 
 class Stakes:
@@ -90,7 +90,7 @@ class Stakes:
             keeps *= _likely(tpot_ratio, TPOT_SPREAD)
             used_ratio += tpot_ratio
         used_up = keeps * used_ratio
-        if not pace.count:
+        if not pace.sequences:
             return Outlook(keeps, 0.0, used_up)
 
         allowed_s = np.concatenate((decoding.allowed_s, line.rows[:, 1]))
@@ -123,9 +123,9 @@ class Stakes:
         engine = self._server.engine
         config, running = engine.config, len(decoding.left_tokens)
         rest_s, overhead_s = rest_of_step_s(engine, now_s), sum(config.overhead_ms) / 2e3
-        starts_s = rest_s if rest_s > overhead_s else overhead_s + (pace.before_s / 2 if pace.count else 0.0)
+        starts_s = rest_s if rest_s > overhead_s else overhead_s + (pace.before_s / 2 if pace.sequences else 0.0)
         tokens = line.waiting_tokens + new.uncached_tokens - engine.scheduler.kv.free_blocks * config.block_tokens
-        slots = pace.count + 1 - config.max_sequences
+        slots = pace.sequences + 1 - config.max_sequences
         room_steps = _steps_until_room(decoding, slots, tokens) if running and (tokens > 0 or slots > 0) else 0.0
         return starts_s + line.prefill_s + new.prefill_s + max(steps, room_steps) * pace.after_s
 
@@ -144,7 +144,7 @@ def _tpot_s(new: Newcomer, left_tokens: FloatArray, pace: _Pace, expected: Expec
     """Of the newcomer: among as many as are here now, or fewer and fewer."""
     followed = expected.followed_ratio
     beside = float(np.minimum(left_tokens, new.later_tokens).sum()) / new.later_tokens
-    alone_s = pace.base_s + (pace.after_s - pace.base_s) / (pace.count + 1)
+    alone_s = pace.base_s + (pace.after_s - pace.base_s) / (pace.sequences + 1)
     full_s = pace.after_s / (1.0 - expected.prefill_ratio)
     return followed * full_s + (1.0 - followed) * (alone_s + beside * pace.each_s)
 
