@@ -1,14 +1,15 @@
 """The oracle: it looks into the engines and knows how long answers will be. A yardstick, not a policy.
 
 It knows what no picker can: the true state of every engine and of its cache, the true step law, and the output lengths
-of all requests that have arrived; nothing of those that will. Each request goes where most targets are kept, over all
-that have arrived (`epp.lab.stakes`), minus a price for the engine's time that its prompt takes: who comes to a warm
-server leaves time for others. Where nothing can be kept any more a request costs nothing, so what is lost gathers on
-few servers, out of the way of all others.
+of all requests that have arrived; nothing of those that will. So for each server it reckons what a request would come
+to there, and what that would cost all that have arrived (`epp.lab.stakes`).
 
-What is best depends on what comes next. So there are two rules, one for a load that lasts and one for a load that
-passes, and of a run the oracle is given the one that kept more targets. Both are greedy: they are no proof that nothing
-could be better.
+What is best then depends on what comes next. If more comes than can be kept, somebody has to be given up, and best all
+in one place: two rules go by how many targets are kept, minus a price for the engine's time that a prompt takes, for
+who comes to a warm server leaves time for others. Where nothing can be kept any more a request costs nothing, so what
+is lost gathers there. If everybody can be served, giving up a server and its cache is a waste: a third rule goes by
+delay alone. Of a run the oracle is given the rule that kept most targets. All are greedy: they are no proof that
+nothing could be better.
 """
 
 from collections.abc import Sequence
@@ -72,17 +73,18 @@ def with_foresight(services: Services, world: Any) -> Services:
 
 
 class Rule(Enum):
-    """What is expected of those who are yet to come: see `epp.lab.stakes.Expected.followed_ratio`."""
+    """Where a request goes."""
 
-    NOBODY_FOLLOWS = "nobody-follows"
-    MOST_ARE_FOLLOWED = "most-are-followed"
+    LOAD_LASTS = "load-lasts"  # where most targets are kept, if most of those who leave are followed by others
+    LOAD_PASSES = "load-passes"  # where most targets are kept, if nobody else comes
+    NOBODY_GIVEN_UP = "nobody-given-up"  # where least is spent of the targets of all, kept or not
 
 
-_FOLLOWED_RATIO = {Rule.NOBODY_FOLLOWS: 0.0, Rule.MOST_ARE_FOLLOWED: 0.7}
+_FOLLOWED_RATIO = {Rule.LOAD_LASTS: 0.7, Rule.LOAD_PASSES: 0.0, Rule.NOBODY_GIVEN_UP: 0.0}
 
 
 class OracleParameters(Parameters):
-    rule: str = Field(Rule.MOST_ARE_FOLLOWED.value, description="See `epp.lab.oracle.Rule`.")
+    rule: str = Field(Rule.LOAD_LASTS.value, description="See `epp.lab.oracle.Rule`.")
 
 
 class _Known:
@@ -110,7 +112,7 @@ class OraclePicker(Picker):
 
     def __init__(self, name: str, parameters: OracleParameters, services: Services) -> None:
         super().__init__(name, parameters, services)
-        self._followed_ratio = _FOLLOWED_RATIO[Rule(parameters.rule)]
+        self._rule = Rule(parameters.rule)
         if not isinstance(services, Foresight):
             raise ValueError("the oracle runs in the lab only, as the policy of that name")
         self._foresight = services
@@ -131,9 +133,13 @@ class OraclePicker(Picker):
             if known is None:
                 known = self._servers[server.spec.name] = _Known(Stakes(server, self._placed))
             new = self._newcomer(request, server)
-            expected = Expected(self._followed_ratio, known.prefill_ratio(now_s))
+            expected = Expected(_FOLLOWED_RATIO[self._rule], known.prefill_ratio(now_s))
             outlook = known.stakes.outlook(new, now_s, expected)
-            worth = outlook.keeps - outlook.losses - _SLACK_PRICE * outlook.used_up - time_price * new.prefill_s
+            if self._rule is Rule.NOBODY_GIVEN_UP:
+                worth = -outlook.used_up
+            else:
+                worth = outlook.keeps - outlook.losses - _SLACK_PRICE * outlook.used_up_in_hope
+                worth -= time_price * new.prefill_s
             if best is None or worth > best[0]:
                 best = worth, row, known, new
         if best is None:
@@ -163,7 +169,7 @@ def _allowed_s(request: LabRequest) -> tuple[float, float]:
 NAME = "oracle"
 
 
-def policy_of(rule: Rule = Rule.MOST_ARE_FOLLOWED) -> Policy:
+def policy_of(rule: Rule = Rule.LOAD_LASTS) -> Policy:
     """The oracle by one of its rules."""
     about = "a yardstick: knows the engines and how long answers will be"
     policy = picked_by(OraclePicker, NAME, about)

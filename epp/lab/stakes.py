@@ -43,13 +43,14 @@ class Outlook(NamedTuple):
     Attributes:
         keeps: how likely it keeps both targets.
         losses: how many others, by expectation, no longer would.
-        used_up: shares of their targets that the newcomer and, through it, the others spend; of those who can keep
-            them still.
+        used_up: shares of their targets that the newcomer and, through it, the others spend.
+        used_up_in_hope: the same, of those who can keep their targets still.
     """
 
     keeps: float
     losses: float
     used_up: float
+    used_up_in_hope: float
 
 
 class _Pace(NamedTuple):
@@ -84,14 +85,13 @@ class Stakes:
         ttft_ratio = self._ttft_s(new, now_s, decoding, line, pace, steps) / new.ttft_allowed_s
         keeps = _likely(ttft_ratio, TTFT_SPREAD)
         left_tokens = np.concatenate((decoding.left_tokens, line.rows[:, 0]))
-        used_ratio = ttft_ratio
+        used_up = ttft_ratio
         if new.later_tokens:
             tpot_ratio = _tpot_s(new, left_tokens, pace, expected) / new.tpot_allowed_s
             keeps *= _likely(tpot_ratio, TPOT_SPREAD)
-            used_ratio += tpot_ratio
-        used_up = keeps * used_ratio
+            used_up += tpot_ratio
         if not pace.sequences:
-            return Outlook(keeps, 0.0, used_up)
+            return Outlook(keeps, 0.0, used_up, keeps * used_up)
 
         allowed_s = np.concatenate((decoding.allowed_s, line.rows[:, 1]))
         hopeful = np.concatenate((decoding.hopeful, line.rows[:, 2]))
@@ -107,7 +107,8 @@ class Stakes:
         more = more_s / allowed_s
         likely = hopeful * _likely_each(ratio)
         losses = float((likely - hopeful * _likely_each(ratio + more)).sum())
-        return Outlook(keeps, losses, used_up + float((likely * np.minimum(more, 1.0)).sum()))
+        in_hope = keeps * used_up + float((likely * np.minimum(more, 1.0)).sum())
+        return Outlook(keeps, losses, used_up + float(more.sum()), in_hope)
 
     def _pace(self, new: Newcomer, decoding: Decoding, line: Line) -> _Pace:
         engine = self._server.engine
