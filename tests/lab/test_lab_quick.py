@@ -26,11 +26,11 @@ class Scene(NamedTuple):
 
 
 SCENES = {
-    "conversations": Scene("azure-conv", 41.3, 8.0, ("lmetric", "least-requests", "random")),
-    "tenants": Scene("b2b-saas", 4.2, 50.0, ("lmetric", "cache-aware", "round-robin")),
-    "too-many-tenants": Scene("b2b-saas", 5.4, 45.0, ("lmetric", "cache-aware")),
-    "long-chats": Scene("mooncake-conversation", 3.5, 45.0, ("lmetric", "cache-aware")),
-    "agents": Scene("code-gen", 1.5, 80.0, ("lmetric", "cache-aware")),
+    "conversations": Scene("azure-conv", 41.3, 6.0, ("lmetric", "least-requests", "random")),
+    "tenants": Scene("b2b-saas", 4.2, 60.0, ("lmetric", "cache-aware", "round-robin")),
+    "too-many-tenants": Scene("b2b-saas", 6.0, 45.0, ("lmetric", "cache-aware")),
+    "long-chats": Scene("mooncake-conversation", 3.5, 40.0, ("lmetric", "cache-aware")),
+    "agents": Scene("code-gen", 1.5, 60.0, ("lmetric", "cache-aware")),
 }
 
 Found = dict[str, Row]
