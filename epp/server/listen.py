@@ -91,7 +91,13 @@ class UnixAddress:
                 raise self.cannot_listen(OSError(errno.EADDRINUSE, ""))
 
     def listener(self, backlog: int) -> socket.socket:
-        """A socket that listens here, in place of one that a dead process left behind. Raises `OSError`."""
+        """A socket that listens here, in place of one that a dead process left behind.
+
+        Raises:
+            CannotListen: something else is in the way, or somebody listens here.
+            OSError: anything else.
+        """
+        self.check_free()
         with suppress(FileNotFoundError):
             os.unlink(self.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

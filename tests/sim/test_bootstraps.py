@@ -22,7 +22,8 @@ def manager(config: dict[str, Any]) -> Any:
 
 
 def ext_proc(config: dict[str, Any]) -> Any:
-    return manager(config)["http_filters"][0]["typed_config"]
+    filters = {http_filter["name"]: http_filter["typed_config"] for http_filter in manager(config)["http_filters"]}
+    return filters["envoy.filters.http.ext_proc"]
 
 
 def route_names(config: dict[str, Any]) -> list[str]:
