@@ -43,6 +43,7 @@ class LeanServer:
         self._tls = tls
         self._options = options or LeanOptions()
         self._listening: list[asyncio.Server] = []
+        self._sockets: list[str] = []  # paths of the Unix sockets that are ours to remove
         self._connections: set[LeanProtocol] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -66,6 +67,7 @@ class LeanServer:
     async def _listen(self, address: Address, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         if isinstance(address, UnixAddress):
+            self._sockets.append(address.path)
             self._listening.append(await loop.create_unix_server(self._connect, sock=listener, backlog=BACKLOG))
         else:
             self._port = listener.getsockname()[1]
@@ -109,12 +111,11 @@ class LeanServer:
     def _stop_listening(self) -> None:
         for server in self._listening:
             server.close()
-        if self._listening:
-            for address in self._addresses:
-                if isinstance(address, UnixAddress):
-                    with suppress(OSError):
-                        os.unlink(address.path)
         self._listening.clear()
+        for path in self._sockets:
+            with suppress(OSError):
+                os.unlink(path)
+        self._sockets.clear()
 
     async def _emptied(self, timeout_s: float) -> None:
         with suppress(TimeoutError):
