@@ -13,8 +13,10 @@ from epp.cli.lab_flags import (
     like_of,
     loads,
     names,
+    new_file,
     policies_of,
     scene_of,
+    seeds,
     write,
     write_json,
     write_out,
@@ -108,7 +110,7 @@ def _add_sweep(actions: Any) -> None:
     sweep.set_defaults(run=_sweep)
     add_scene(sweep, several=True)
     sweep.add_argument("--scale", type=above_zero, default=1.0, metavar="X", help="length of runs, times the usual one")
-    sweep.add_argument("--json", type=Path, metavar="FILE", help="also write what was measured there")
+    sweep.add_argument("--json", type=new_file, metavar="FILE", help="also write what was measured there")
     sweep.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
 
 
@@ -139,7 +141,7 @@ def _add_table(actions: Any) -> None:
     table.add_argument("--policies", type=names, metavar="A[,B…]", help="only these")
     table.add_argument("--workloads", type=names, metavar="A[,B…]", help="only these")
     table.add_argument("--loads", type=loads, metavar="X[,X…]", help="only these")
-    table.add_argument("--seeds", type=positive, metavar="N", help="runs of each")
+    table.add_argument("--seeds", type=seeds, metavar="N", help="runs of each")
     table.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one per core)")
     add_outputs(table)
 
@@ -187,8 +189,8 @@ def _add_fit(actions: Any) -> None:
     fit.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the ladder (default 3)")
     fit.add_argument("--longest", type=positive, default=2048, metavar="TOKENS", help="longest prompt (default 2048)")
     fit.add_argument("--seed", type=int, default=1, metavar="N", help="of the prompts (default 1)")
-    fit.add_argument("--measurements", type=Path, metavar="FILE", help="also write what was measured there, as CSV")
-    fit.add_argument("--out", type=Path, metavar="FILE", help="write the shape there, as JSON")
+    fit.add_argument("--measurements", type=new_file, metavar="FILE", help="also write what was measured there, as CSV")
+    fit.add_argument("--out", type=new_file, metavar="FILE", help="write the shape there, as JSON")
 
 
 def _fit(arguments: argparse.Namespace) -> int:

@@ -1,10 +1,11 @@
 """Flags that the commands of `epp lab` share, and what becomes of them."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from epp.cli.flags import positive
+from epp.cli.flags import positive, ratio
 from epp.problem import Problem
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ def add_scene(parser: Any, several: bool = False) -> None:
     parser.add_argument(
         "--duration", type=seconds, metavar="T", help="how long requests arrive (default: the workload's own)"
     )
-    parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="runs of each, 1 to N (default 1)")
+    parser.add_argument("--seeds", type=seeds, default=1, metavar="N", help="runs of each, 1 to N (default 1)")
     parser.add_argument("--slo-ttft-ms", type=above_zero, metavar="MS", help="target, else the workload's own")
     parser.add_argument("--slo-tpot-ms", type=above_zero, metavar="MS", help="target, else the workload's own")
     parser.add_argument(
-        "--streamed", type=above_zero, default=1.0, metavar="RATIO", help="share of answers that stream (default 1)"
+        "--streamed", type=ratio, default=1.0, metavar="RATIO", help="share of answers that stream (default 1)"
     )
     parser.add_argument(
         "--metrics-interval",
@@ -58,8 +59,8 @@ def add_scene(parser: Any, several: bool = False) -> None:
 
 
 def add_outputs(parser: Any) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every result there")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="also write one HTML page with plots")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write every result there")
+    parser.add_argument("--report", type=report_file, metavar="FILE", help="also write one HTML page with plots")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
 
@@ -104,7 +105,7 @@ def like_of(arguments: argparse.Namespace) -> Any:
         rate_rps=0.0,
         duration_s=arguments.duration or 0.0,
         targets=_targets_of(arguments, workload),
-        streaming_ratio=min(arguments.streamed, 1.0),
+        streaming_ratio=arguments.streamed,
         metrics_interval_ms=arguments.metrics_interval,
         faults=faults,
     )
@@ -164,8 +165,39 @@ def write(path: Path, content: bytes) -> None:
 # --- values of flags --------------------------------------------------------------------------------------------------
 
 
+_MOST_SEEDS = 1_000
+
+
 def names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not found:
+        raise argparse.ArgumentTypeError("names nothing")
+    return found
+
+
+def seeds(text: str) -> int:
+    value = positive(text)
+    if value > _MOST_SEEDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {_MOST_SEEDS}")
+    return value
+
+
+def new_file(text: str) -> Path:
+    """A file to write once the work is done; that it cannot be is said before."""
+    path = Path(text)
+    if path.is_dir():
+        raise Problem(f"{path}: cannot be written: it is a directory")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "permission denied" if path.parent.is_dir() else f"there is no directory {path.parent}"
+        raise Problem(f"{path}: cannot be written: {why}")
+    return path
+
+
+def report_file(text: str) -> Path:
+    from epp.lab.html_report import require_matplotlib
+
+    require_matplotlib()
+    return new_file(text)
 
 
 def above_zero(text: str) -> float:

@@ -85,7 +85,7 @@ def read_measurements(path: Path) -> list[Measurement]:
     """A CSV with the fields of `Measurement` as its head; an empty `tpot_ms` is none. Raises `Problem`."""
     names = [field.name for field in fields(Measurement)]
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             return [
                 Measurement(
                     int(line["streams"]),
@@ -98,7 +98,7 @@ def read_measurements(path: Path) -> list[Measurement]:
             ]
     except OSError as error:
         raise Problem(f"{path}: cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise Problem(f"{path}: no measurements ({error}); expected a CSV with the head {','.join(names)}") from error
 
 

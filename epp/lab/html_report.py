@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from importlib.util import find_spec
 from math import nan
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -25,12 +26,17 @@ h2 { margin-top: 2.5em }
 """
 
 
+def require_matplotlib() -> None:
+    """Raises `Problem` when it is missing."""
+    if find_spec("matplotlib") is None:
+        raise Problem("a report with plots needs matplotlib: pip install '.[lab]' in a checkout of Headroom")
+
+
 def html_page(rows: Sequence[Row]) -> str:
     """The page. The same results give the same bytes. Raises `Problem` when matplotlib is missing."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise Problem("a report with plots needs matplotlib: pip install 'headroom-epp[lab]'") from None
+    require_matplotlib()
+    import matplotlib
+
     matplotlib.use("svg")
     groups: dict[tuple[str, str, float], list[Row]] = {}
     for row in rows:

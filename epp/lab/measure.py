@@ -95,13 +95,19 @@ async def _stream(session: aiohttp.ClientSession, url: str, model: str, prompt: 
         async for line in response.content:
             if not line.startswith(b"data: {"):
                 continue
-            event = orjson.loads(line[6:])
+            try:
+                event = orjson.loads(line[6:])
+            except ValueError as error:
+                raise Problem(f"{url}: an event of the stream is no JSON ({error})") from error
             usage = event.get("usage") or usage
             if event.get("choices"):
                 last_s = time.perf_counter()
                 first_s = last_s if first_s is None else first_s
     if first_s is None or last_s is None or not usage:
         raise Problem(f"{url}: the stream had no tokens or no usage in it; stream_options.include_usage is needed")
-    tokens = int(usage["completion_tokens"])
+    try:
+        tokens, prompt_tokens = int(usage["completion_tokens"]), int(usage["prompt_tokens"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise Problem(f"{url}: the stream's usage has no prompt_tokens and completion_tokens ({error})") from error
     tpot_ms = (last_s - first_s) * 1e3 / (tokens - 1) if tokens > 1 else None
-    return _Stream((first_s - started_s) * 1e3, tpot_ms, int(usage["prompt_tokens"]), tokens)
+    return _Stream((first_s - started_s) * 1e3, tpot_ms, prompt_tokens, tokens)

@@ -1,6 +1,8 @@
 """Many runs on several processes, with a progress bar. The results are the same for any number of processes."""
 
+import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -57,7 +59,8 @@ class Progress:
 
 
 def map_in_order(work: Callable[[T], R], tasks: Sequence[T], jobs: int, progress: Progress) -> list[R]:
-    """`work` of each task, in the order of the tasks. With one job in this process. What it raises is raised."""
+    """`work` of each task, in the order of the tasks. With one job in this process. What it raises is raised, and ends
+    the processes at once, as Ctrl-C does."""
     if jobs <= 1 or len(tasks) <= 1:
         results = []
         for task in tasks:
@@ -65,7 +68,8 @@ def map_in_order(work: Callable[[T], R], tasks: Sequence[T], jobs: int, progress
             progress.step()
         return results
     done: dict[int, R] = {}
-    with ProcessPoolExecutor(min(jobs, len(tasks))) as pool:
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(min(jobs, len(tasks)), initializer=_leave_interrupts_to_the_parent) as pool:
         waiting: dict[Future[R], int] = {pool.submit(work, task): number for number, task in enumerate(tasks)}
         try:
             while waiting:
@@ -75,5 +79,13 @@ def map_in_order(work: Callable[[T], R], tasks: Sequence[T], jobs: int, progress
                     progress.step()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            # What runs, and what is already handed over, would be waited for: minutes, for nobody.
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
             raise
     return [done[number] for number in range(len(tasks))]
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    """A terminal sends Ctrl-C to all processes of a command."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

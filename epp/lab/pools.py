@@ -11,6 +11,7 @@ model and machine alone:
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -66,7 +67,8 @@ _SHAPES: Mapping[str, tuple[Model, Machine]] = {
     "70b-h100-tp4": (_70B, _4_H100),
 }
 _LAW = ("base_ms", "prefill_token_us", "sequence_us", "attention_pair_ns", "context_token_ns")
-_PART = re.compile(r"(?P<name>.+?)(?:x(?P<number>\d+))?")
+_PART = re.compile(r"(?P<name>.+?)(?:x(?P<number>[0-9]{1,9}))?")
+MOST_SERVERS = 10_000
 _SHORT = {"h100": "8b-h100", "a100": "8b-a100", "l40s": "8b-l40s"}
 
 
@@ -108,20 +110,30 @@ def _shape_in(path: Path) -> EngineConfig:
     """Of a file that `shape_text` wrote, perhaps edited since. Raises `Problem`."""
     try:
         shape = json.loads(path.read_text())
-        law = Hardware(*(float(shape[name]) for name in _LAW))
-        overhead_ms = float(shape["overhead_ms"])
+        law = Hardware(*(_number(shape, name) for name in _LAW))
+        overhead_ms = _number(shape, "overhead_ms")
+        if not law.base_ms > 0:
+            raise ValueError("base_ms has to be above 0")
         return EngineConfig(
             hardware=law,
             overhead_ms=(overhead_ms, overhead_ms),
-            kv_blocks=int(shape["kv_tokens"]) // BLOCK_TOKENS,
+            kv_blocks=int(_number(shape, "kv_tokens", BLOCK_TOKENS)) // BLOCK_TOKENS,
             block_tokens=BLOCK_TOKENS,
-            max_sequences=int(shape["max_sequences"]),
-            max_batched_tokens=int(shape["max_batched_tokens"]),
+            max_sequences=int(_number(shape, "max_sequences", 1)),
+            max_batched_tokens=int(_number(shape, "max_batched_tokens", 1)),
         )
     except OSError as error:
         raise Problem(f"{path}: cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise Problem(f"{path}: no shape of a server ({error}); `epp lab fit --out` writes one") from error
+
+
+def _number(shape: Mapping[str, float], name: str, least: float = 0.0) -> float:
+    """Raises KeyError, TypeError, ValueError."""
+    value = float(shape[name])
+    if not least <= value < math.inf:
+        raise ValueError(f"{name} has to be {least:g} or more, and is {value:g}")
+    return value
 
 
 def parse_pool(text: str) -> tuple[LabServer, ...]:
@@ -139,6 +151,8 @@ def parse_pool(text: str) -> tuple[LabServer, ...]:
         if engine is None:
             shapes = ", ".join((*_SHORT, *(shape for shape in ENGINES if shape not in _SHORT.values())))
             raise Problem(f"pool {text!r}: no shape is called {name!r}; there are {shapes}; write for example h100x4")
+        if len(servers) + number > MOST_SERVERS:
+            raise Problem(f"pool {text!r}: more than {MOST_SERVERS:,} servers")
         before = sum(server.name.startswith(f"{name}-") for server in servers)
         servers += [LabServer(f"{name}-{before + i}", engine) for i in range(number)]
     if not servers:

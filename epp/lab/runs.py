@@ -18,6 +18,9 @@ from epp.lab.workloads.workload import Clients, Workload, schedule
 from epp.lab.world import run
 from epp.problem import Problem
 
+MOST_REQUESTS = 5_000_000
+"""Of a run: all are held in memory, before and after, at about a kilobyte each."""
+
 
 def policy_of(name: str) -> Policy:
     """A policy by its name, or the configuration in a file. Raises `Problem`."""
@@ -40,7 +43,9 @@ def workload_of(name: str) -> Workload:
         return workload
     path = Path(name)
     if path.suffix not in (".csv", ".jsonl", ".json"):
-        raise Problem(f"no workload is called {name!r}; there are {', '.join(WORKLOADS)}, and traces by path")
+        raise Problem(
+            f"no workload is called {name!r}; there are {', '.join(WORKLOADS)}, and traces by path: .csv, .jsonl, .json"
+        )
     return _trace(path)
 
 
@@ -65,6 +70,11 @@ def run_spec(spec: RunSpec, knee: float | None = None) -> Result:
 def _run(spec: RunSpec, knee: float | None, policy: Policy, services_of: ServicesOf) -> Result:
     workload, servers = workload_of(spec.workload), parse_pool(spec.pool)
     targets = spec.targets or workload.targets
+    if spec.rate_rps * spec.duration_s > MOST_REQUESTS:
+        raise Problem(
+            f"{spec.workload}: {spec.rate_rps:g} rps for {spec.duration_s:g} s are more than {MOST_REQUESTS:,} "
+            "requests; lower --load (1.0 is all that the pool can do), --rate or --duration"
+        )
     clients = Clients(targets if spec.send_targets else None, spec.streaming_ratio)
     experiment = Experiment(
         config_text=policy.config_text,

@@ -64,9 +64,15 @@ def parse_fault(text: str, servers: Sequence[LabServer]) -> tuple[Change, ...]:
     try:
         at_s = parse_duration_s(at)
         lasts_s = _OUTAGE_S if lasting is None else parse_duration_s(lasting)
-        times = float(factor) if factor else 1.0
     except ValueError as error:
         raise Problem(f"fault {text!r}: a time {error}") from None
+    if min(at_s, lasts_s) < 0:
+        raise Problem(f"fault {text!r}: a time is below 0")
+    if kind == "add" and lasting is not None:
+        raise Problem(f"fault {text!r}: a server that joins stays; write add@{at}")
+    times = _times(factor) if factor else 1.0
+    if not times > 0:
+        raise Problem(f"fault {text!r}: {factor!r} is not a number above 0; write for example slow2x@20s")
     name = servers[0].name
     until_s = at_s + lasts_s
     if kind == "kill":
@@ -79,6 +85,14 @@ def parse_fault(text: str, servers: Sequence[LabServer]) -> tuple[Change, ...]:
         return (Joins(at_s, LabServer("added", servers[0].engine)),)
     slows = Slows(at_s, name, times)
     return (slows,) if lasting is None else (slows, Slows(until_s, name, 1.0))
+
+
+def _times(text: str) -> float:
+    """0 for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 def parse_metrics_interval(text: str) -> tuple[float, float] | None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 
@@ -75,6 +76,18 @@ def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
         (["--config", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
         (["--metrics-interval", "0s"], "must be above 0, or never"),
         (["--load", "0"], "not a number above 0"),
+        (["--rate", "1e9"], "are more than 5,000,000 requests"),
+        (["--pool", "h100x1000000"], "more than 10,000 servers"),
+        (["--seeds", "1000000000"], "is more than 1000"),
+        (["--streamed", "2"], "not a number from 0 to 1"),
+        (["--policies", ","], "names nothing"),
+        (["--fault", "kill@-1s"], "a time is below 0"),
+        (["--fault", "fail@1s+-2s"], "a time is below 0"),
+        (["--fault", "slow0x@1s"], "'0' is not a number above 0"),
+        (["--fault", "slow1.2.3x@1s"], "'1.2.3' is not a number above 0"),
+        (["--fault", "add@1s+5s"], "write add@1s"),
+        (["--json", "/nowhere/x.json"], "there is no directory /nowhere"),
+        (["--report", "/"], "it is a directory"),
     ],
     ids=lambda value: value[1].strip("/") if isinstance(value, list) else "",
 )
@@ -89,6 +102,18 @@ def test_a_configuration_that_does_not_load_names_the_policy(tmp_path, capsys) -
     flags = ["--policies", str(config), "--pool", "h100", "--rate", "5", "--duration", "2s", "--jobs", "1"]
     assert main(["lab", "run", *flags]) == 2
     assert "bad.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("base_ms", "NaN"), ("base_ms", "0"), ("kv_tokens", "1"), ("max_sequences", "0"), ("sequence_us", "Infinity")],
+)
+def test_a_shape_that_no_server_can_have_is_refused(tmp_path, name: str, value: str) -> None:
+    path = tmp_path / "mine.json"
+    shape = json.loads(shape_text(ENGINES["8b-h100"].hardware, 20.0))
+    path.write_text(json.dumps(shape | {name: float(value)}))
+    with pytest.raises(Problem, match=f"no shape of a server .{name} "):
+        parse_pool(str(path))
 
 
 def test_everything_is_listed(capsys) -> None:
@@ -208,6 +233,12 @@ def test_a_fit_needs_enough_and_the_right_file(tmp_path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(Problem, match="no measurements"):
         read_measurements(path)
+
+
+def test_what_still_runs_elsewhere_is_not_waited_for_when_one_raises() -> None:
+    """Nor with Ctrl-C, which is raised in the same place."""
+    with Progress(4, "runs") as progress, pytest.raises(ValueError, match="non-negative"):
+        map_in_order(time.sleep, [3600.0, -1.0, 3600.0, 3600.0], 2, progress)
 
 
 def test_work_in_processes_keeps_its_order_and_raises_what_it_raised() -> None:

@@ -5,9 +5,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from epp.cli import main
 from epp.lab.fit import read_measurements
+from epp.lab.measure import measure
+from epp.problem import Problem
 from epp.sim.config import EngineConfig, SimConfig
 from epp.sim.server import SimServer
 from epp.sim.timing import Hardware
@@ -49,6 +53,26 @@ def test_a_server_is_measured_and_fitted(url: str, tmp_path, capsys) -> None:
         assert m.ttft_ms > 0.9 * (30.0 + LAW.step_ms(int(m.prompt_tokens), 1))
     assert "mean error of 6 measurements" in capsys.readouterr().out
     assert shape.is_file()
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b'data: {"choices": [\n\n', "no JSON"),
+        (b'data: {"choices": [{}], "usage": {"prompt_tokens": "x"}}\n\n', "usage has no prompt_tokens"),
+        (b"data: [DONE]\n\n", "no tokens or no usage"),
+    ],
+    ids=["half an event", "usage of another kind", "nothing"],
+)
+async def test_what_a_server_says_and_makes_no_sense_is_told(answer: bytes, says: str) -> None:
+    async def handle(_: web.Request) -> web.Response:
+        return web.Response(body=answer, content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", handle)
+    async with TestServer(app) as server:
+        with pytest.raises(Problem, match=says):
+            await asyncio.to_thread(measure, str(server.make_url("")), "m", 1, 1)
 
 
 def test_a_server_that_does_not_know_the_model_or_is_not_there_is_named(url: str, capsys) -> None:

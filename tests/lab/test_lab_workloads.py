@@ -108,6 +108,27 @@ def test_an_azure_trace_gives_times_and_lengths(tmp_path) -> None:
     assert len(read_trace(path, most=1).rows) == 1
 
 
+def test_a_trace_from_a_spreadsheet_and_out_of_order_is_read_all_the_same(tmp_path) -> None:
+    path = tmp_path / "azure.csv"
+    text = 'TIMESTAMP,ContextTokens,GeneratedTokens\r\n"2023-11-16 18:15:50","7","8"\r\n2023-11-16 18:15:46,374,44\r\n'
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert [(row.at_s, row.output_tokens) for row in read_trace(path).rows] == [(0.0, 44), (4.0, 8)]
+
+
+def test_a_trace_of_one_moment_has_no_rate(tmp_path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text('{"timestamp": 5, "input_length": 1100, "output_length": 5, "hash_ids": []}\n' * 3)
+    with pytest.raises(Problem, match="no rate to scale"):
+        schedule(read_trace(path), Clients(None), 1.0, 1, duration_s=3.0)
+
+
+def test_a_run_may_end_before_the_second_moment_of_a_trace(tmp_path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    row = '{"timestamp": %d, "input_length": 1100, "output_length": 5, "hash_ids": []}\n'
+    path.write_text(row % 0 * 5 + row % 3000)
+    assert [r.at_s for r in schedule(read_trace(path), Clients(None), 1.0, 1, duration_s=3.0)] == [0.0] * 3
+
+
 def test_a_mooncake_trace_shares_its_blocks(tmp_path) -> None:
     path = tmp_path / "mooncake.jsonl"
     path.write_text(
@@ -142,11 +163,20 @@ def test_the_decisions_of_a_picker_are_a_trace(tmp_path) -> None:
         ("t.jsonl", "no json\n"),
         ("t.jsonl", '{"timestamp": 1}\n'),
         ("t.json", '{"decisions": 3}'),
+        ("t.csv:3", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,1\n2023-11-16 18:15:4"),
+        ("t.csv:2", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,-3,1\n"),
+        ("t.csv:2", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,99999999999,1\n"),
+        ("t.csv:2", 'TIMESTAMP,ContextTokens,GeneratedTokens\n"' + 200_000 * "x"),
+        ("t.jsonl:1", '{"timestamp": 1e400, "input_length": 1, "output_length": 1, "hash_ids": []}\n'),
+        ("t.jsonl:1", '{"timestamp": 1, "input_length": 1e300, "output_length": 1, "hash_ids": []}\n'),
     ],
-    ids=["other columns", "no time", "empty", "no json", "fields missing", "no decisions"],
+    ids=[
+        *("other columns", "no time", "empty", "no json", "fields missing", "no decisions"),
+        *("half a line", "below 0", "too long", "no end of a quote", "no time", "endless"),
+    ],
 )
 def test_what_is_no_trace_is_refused(tmp_path, name: str, text: str) -> None:
-    path = tmp_path / name
+    path = tmp_path / name.partition(":")[0]
     path.write_text(text)
     with pytest.raises(Problem, match=name):
         read_trace(path)

@@ -4,6 +4,7 @@ A trace's times are scaled as a whole to the rate that is asked for. It has no s
 """
 
 import csv
+import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ CHAT_ANSWERS = Lengths(5.02, 0.86, 1_500)
 """Of Azure's conversations, as in the workload of that name."""
 DEFAULT_TARGETS = Targets(2_000.0, 50.0)
 DEFAULT_RUN_S = 120.0
+MOST_TOKENS = 10_000_000
+"""Of a prompt or an answer: beyond any context. Prompts become real bytes, so a slip could take all memory."""
 
 
 class TraceRow(NamedTuple):
@@ -49,38 +52,68 @@ class Trace:
     def requests(self, rate_rps: float, rng: random.Random) -> Iterator[LabRequest]:
         if not self.rows:
             return
-        lasts_s = self.rows[-1].at_s or 1.0
+        lasts_s = self.rows[-1].at_s
+        if lasts_s <= 0.0:
+            raise Problem(f"{self.about}: all come at one time, so there is no rate to scale")
         scale = len(self.rows) / lasts_s / rate_rps
         for row in self.rows:
             yield LabRequest(row.at_s * scale, row.prompt, row.output_tokens)
 
 
 def read_trace(path: Path, most: int | None = None) -> Trace:
-    """The trace in a file, at most `most` requests of it. Raises `Problem`."""
+    """The trace in a file, at most its first `most` requests, in order of time. Raises `Problem`."""
     reader = {".csv": _azure, ".json": _decisions}.get(path.suffix, _json_lines)
+    place = _Place()
     try:
-        with path.open(newline="") as file:
-            rows = list(islice(reader(file), most))
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
+            rows = list(islice(reader(place.lines_of(file)), most))
     except OSError as error:
         raise Problem(f"{path}: cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, csv.Error) as error:
+        where = path if reader is _decisions else f"{path}:{place.line}"
+        what = f"no {error}" if isinstance(error, KeyError) else error
         raise Problem(
-            f"{path}: no trace ({error}); expected Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens) "
+            f"{where}: no trace ({what}); expected Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens), "
             "Mooncake's JSON lines (timestamp, input_length, output_length, hash_ids) or a picker's /debug/state"
         ) from error
     if not rows:
         raise Problem(f"{path}: no requests in it")
+    rows.sort(key=lambda row: row.at_s)
     start_s = rows[0].at_s
     return Trace(path.stem, f"{len(rows)} requests of {path}", tuple(r._replace(at_s=r.at_s - start_s) for r in rows))
 
 
+class _Place:
+    """Which line of a file is being read."""
+
+    line = 0
+
+    def lines_of(self, file: Iterable[str]) -> Iterator[str]:
+        for self.line, text in enumerate(file, 1):
+            yield text
+
+
+def _tokens(value: Any) -> int:
+    """A length; 0 counts as 1. Raises ValueError."""
+    tokens = int(value)
+    if not 0 <= tokens <= MOST_TOKENS:
+        raise ValueError(f"{tokens} tokens, where 0 to {MOST_TOKENS} make sense")
+    return max(1, tokens)
+
+
+def _seconds(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no time")
+    return value
+
+
 def _azure(lines: Iterable[str]) -> Iterator[TraceRow]:
-    """Lengths of 0 count as 1; nothing is known to be shared."""
+    """Nothing is known to be shared."""
     for number, line in enumerate(csv.DictReader(lines)):
         # Seven digits of a second's fraction are one more than Python reads.
         at_s = datetime.fromisoformat(line["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp()
-        prompt = (Segment(number, max(1, int(line["ContextTokens"]))),)
-        yield TraceRow(at_s, prompt, max(1, int(line["GeneratedTokens"])))
+        prompt = (Segment(number, _tokens(line["ContextTokens"])),)
+        yield TraceRow(at_s, prompt, _tokens(line["GeneratedTokens"]))
 
 
 def _json_lines(lines: Iterable[str]) -> Iterator[TraceRow]:
@@ -100,15 +133,15 @@ def _decisions(lines: Iterable[str]) -> Iterator[TraceRow]:
     decisions = orjson.loads("".join(lines))["decisions"]
     routed = [d for d in decisions if d["age_s"] is not None and d["request"] is not None and "denied" not in d]
     for number, decision in enumerate(sorted(routed, key=lambda d: -d["age_s"])):
-        tokens = max(1, int(decision["request"]["body_bytes"]) // BYTES_PER_TOKEN)
-        yield TraceRow(-float(decision["age_s"]), (Segment(number, tokens),), CHAT_ANSWERS.draw(rng))
+        tokens = _tokens(int(decision["request"]["body_bytes"]) // BYTES_PER_TOKEN)
+        yield TraceRow(_seconds(-float(decision["age_s"])), (Segment(number, tokens),), CHAT_ANSWERS.draw(rng))
 
 
 def _mooncake(row: dict[str, Any], numbers: Iterator[int]) -> TraceRow:
     """`hash_ids` name blocks of 512 tokens, or of `block_tokens`; the rest after the last full one is its own."""
-    tokens, block_tokens = max(1, int(row["input_length"])), int(row.get("block_tokens", MOONCAKE_BLOCK_TOKENS))
+    tokens, block_tokens = _tokens(row["input_length"]), _tokens(row.get("block_tokens", MOONCAKE_BLOCK_TOKENS))
     full = row.get("hash_ids", ())[: tokens // block_tokens]
     rest = tokens - len(full) * block_tokens
     prompt = tuple(Segment(2 * int(block) + 1, block_tokens) for block in full)
     own = (Segment(2 * next(numbers), rest),) if rest else ()
-    return TraceRow(float(row["timestamp"]) / 1e3, prompt + own, max(1, int(row["output_length"])))
+    return TraceRow(_seconds(float(row["timestamp"]) / 1e3), prompt + own, _tokens(row["output_length"]))

@@ -82,7 +82,9 @@ def schedule(
     if requests is None:
         requests = round(rate_rps * duration_s)
     arriving = list(islice(workload.requests(rate_rps, rng), requests + 1))
-    stretch = duration_s / arriving[-1].at_s if math.isfinite(duration_s) and len(arriving) > requests else 1.0
+    stretch = 1.0
+    if math.isfinite(duration_s) and len(arriving) > requests and arriving[-1].at_s > 0.0:
+        stretch = duration_s / arriving[-1].at_s
     return tuple(
         replace(
             request,
