@@ -34,7 +34,7 @@ examples:
   epp lab run --trace AzureLLMInferenceTrace_conv.csv --pool h100x4 --load 0.8 --config mine.yaml --report out.html
   epp lab run --workload azure-conv --pool h100x4 --load 0.6 --fault slow2x@20s --metrics-interval 5s
   epp lab sweep --workload azure-conv --pool h100x4     how much each policy can carry within the targets
-  epp lab table --quick             every workload, a few policies, two minutes
+  epp lab table --quick             every workload, a few policies, a minute on two free cores
   epp lab fit --url http://10.0.0.1:8000 --model llama --out mine.json
   epp lab run --pool mine.jsonx4    that server, four times
   epp lab list                      workloads, policies, shapes of servers
@@ -134,10 +134,12 @@ def _add_table(actions: Any) -> None:
         "table",
         help="the full table: all workloads, mixed hardware, all policies, four loads, three seeds",
         description="All workloads on four H100, and one on mixed hardware; all policies;\n"
-        "loads 0.5, 0.8, 1.0 and 1.2; three seeds. About half an hour on two cores.",
+        "loads 0.5, 0.8, 1.0 and 1.2; three seeds. About half an hour on two free cores.",
     )
     table.set_defaults(run=_table)
-    table.add_argument("--quick", action="store_true", help="a few policies, short runs, one seed: about two minutes")
+    table.add_argument(
+        "--quick", action="store_true", help="a few policies, short runs, one seed: about a minute on two free cores"
+    )
     table.add_argument("--policies", type=names, metavar="A[,B…]", help="only these")
     table.add_argument("--workloads", type=names, metavar="A[,B…]", help="only these")
     table.add_argument("--loads", type=loads, metavar="X[,X…]", help="only these")

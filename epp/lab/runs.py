@@ -56,7 +56,10 @@ def _trace(path: Path) -> Workload:
 
 def knee_of(workload: str, pool: str) -> float:
     """See `epp.lab.knee`. Raises `Problem`."""
-    return knee_rps(workload_of(workload), parse_pool(pool))
+    knee = knee_rps(workload_of(workload), parse_pool(pool))
+    if knee <= 0.0:
+        raise Problem(f"{workload}: too short to find the knee of {pool}; say --rate instead of --load")
+    return knee
 
 
 def run_spec(spec: RunSpec, knee: float | None = None) -> Result:

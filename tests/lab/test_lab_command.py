@@ -104,6 +104,16 @@ def test_a_configuration_that_does_not_load_names_the_policy(tmp_path, capsys) -
     assert "bad.yaml" in capsys.readouterr().err
 
 
+def test_a_trace_too_short_for_a_knee_asks_for_a_rate(tmp_path, capsys) -> None:
+    trace = tmp_path / "short.jsonl"
+    row = '{"timestamp": %d, "input_length": 300, "output_length": 20, "hash_ids": []}\n'
+    trace.write_text(row % 0 + row % 300)
+    flags = ["lab", "run", "--trace", str(trace), "--pool", "h100", "--policies", "random", "--jobs", "1"]
+    assert main(flags) == 2
+    assert "say --rate instead of --load" in capsys.readouterr().err
+    assert main([*flags, "--rate", "2"]) == 0
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("base_ms", "NaN"), ("base_ms", "0"), ("kv_tokens", "1"), ("max_sequences", "0"), ("sequence_us", "Infinity")],
