@@ -15,18 +15,12 @@ class WeightedRandomPicker(CountingPicker):
 
     Weighted sampling without replacement (Efraimidis and Spirakis' A-Res, as in llm-d): each candidate draws a key
     U^(1/score) with U uniform in (0, 1], and the highest keys win, in order. Fallbacks are thus drawn by the same
-    weights from those that are left, and those with no score come last, in random order. A single one is drawn by one
-    number instead, with the same chances.
+    weights from those that are left, and those with no score come last, in random order.
     """
 
     plugin_type = "weighted-random-picker"
 
     def pick(self, cycle: Cycle, candidates: Candidates, totals: FloatArray) -> Sequence[int]:
-        if self.count == 1:
-            sums = np.maximum(totals, 0.0).cumsum()
-            highest = float(sums[-1])
-            if 1e-300 < highest < np.inf:  # numbers below may round up to the sum itself
-                return (int(candidates.rows[sums.searchsorted(cycle.rng.random() * highest, side="right")]),)
         uniform = 1.0 - np.array([cycle.rng.random() for _ in range(len(candidates))])
         # The logarithm of the key keeps the order and does not underflow for small scores.
         keys = np.full(len(candidates), -np.inf)
