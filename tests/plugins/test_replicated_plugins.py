@@ -244,5 +244,5 @@ def test_a_plugin_that_cannot_take_what_it_hears_costs_the_others_nothing(worker
     with caplog.at_level(logging.WARNING):
         one.turn()
     assert other.matched() == [0, 40, 0]
-    assert len(caplog.records) == 1
-    assert "broken" in caplog.records[0].getMessage()
+    (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "broken" in warning.getMessage()
