@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from epp.scheduling.plugin import Plugin
 from epp.server.admin_guard import Guard
 from epp.server.health import HealthState
-from epp.server.listen import TcpAddress
+from epp.server.listen import TcpAddress, listen
 
 INDEX = """Headroom endpoint picker
 
@@ -87,14 +87,10 @@ class AdminServer:
 
     async def start(self) -> None:
         """Raises `CannotListen`."""
-        self._address.check_free()
+        listener = listen(self._address, BACKLOG)
         runner = web.AppRunner(self.app(), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
-        try:
-            await web.SockSite(runner, self._address.listener(BACKLOG)).start()
-        except OSError as error:  # somebody took it since it was checked
-            await runner.cleanup()
-            raise self._address.cannot_listen(error) from error
+        await web.SockSite(runner, listener).start()
         self._runner = runner
         self._port = runner.addresses[0][1]
 

@@ -91,13 +91,7 @@ class UnixAddress:
                 raise self.cannot_listen(OSError(errno.EADDRINUSE, ""))
 
     def listener(self, backlog: int) -> socket.socket:
-        """A socket that listens here, in place of one that a dead process left behind.
-
-        Raises:
-            CannotListen: something else is in the way, or somebody listens here.
-            OSError: anything else.
-        """
-        self.check_free()
+        """A socket that listens here, in place of one that a dead process left behind. Raises `OSError`."""
         with suppress(FileNotFoundError):
             os.unlink(self.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -114,6 +108,15 @@ class UnixAddress:
 
 
 Address = TcpAddress | UnixAddress
+
+
+def listen(address: Address, backlog: int) -> socket.socket:
+    """A socket that listens there. Raises `CannotListen`."""
+    address.check_free()
+    try:
+        return address.listener(backlog)
+    except OSError as error:  # somebody took it since it was checked
+        raise address.cannot_listen(error) from error
 
 
 def reason_of(error: OSError) -> str:

@@ -13,7 +13,7 @@ from epp.server.lean.health import health_methods
 from epp.server.lean.limits import LeanOptions
 from epp.server.lean.protocol import CLOSING_TIMEOUT_S, LeanProtocol
 from epp.server.lean.stream import Method
-from epp.server.listen import Address, UnixAddress
+from epp.server.listen import Address, UnixAddress, listen
 from epp.server.transport import METHOD, ExchangeFactory, StreamObserver
 
 BACKLOG = 1024
@@ -57,12 +57,7 @@ class LeanServer:
     async def start(self) -> None:
         """Bind and serve. Raises `CannotListen`."""
         for address in self._addresses:
-            address.check_free()
-            try:
-                listener = address.listener(BACKLOG)
-            except OSError as error:  # somebody took it since it was checked
-                raise address.cannot_listen(error) from error
-            await self._listen(address, listener)
+            await self._listen(address, listen(address, BACKLOG))
 
     async def _listen(self, address: Address, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from epp.server.listen import Address, TcpAddress, UnixAddress
+from epp.server.listen import Address, TcpAddress, UnixAddress, listen
 
 BACKLOG = 1024
 MOST_AT_ONCE = 64
@@ -36,11 +36,7 @@ class Acceptor:
     def bind(self) -> None:
         """Raises `CannotListen`. Whoever connects from now on waits for `start`."""
         for address in self._addresses:
-            address.check_free()
-            try:
-                listener = address.listener(BACKLOG)
-            except OSError as error:  # somebody took it since it was checked
-                raise address.cannot_listen(error) from error
+            listener = listen(address, BACKLOG)
             listener.setblocking(False)
             self._listeners.append(listener)
             if isinstance(address, TcpAddress):
