@@ -4,7 +4,6 @@ It lives as long as the parent: when their channel ends, so does the worker.
 """
 
 import asyncio
-import gc
 import logging
 import os
 import pickle
@@ -130,8 +129,7 @@ class Worker:
                 await asyncio.wait_for(self._taught.wait(), TAUGHT_WITHIN_S)
         handoff.setblocking(False)
         loop.add_reader(handoff, self._take_connections, handoff)
-        gc.freeze()
-        gc.set_threshold(10_000, 20, 20)  # as in the single process
+        upkeep.collect_seldom()
         self._tasks = upkeep.start([("counts", self._send_counts())])
         self._channel.send(Kind.READY)
         await self._ended.wait()
