@@ -183,3 +183,12 @@ def without_held_back(cycle: Cycle, candidates: Candidates, key: DataKey[SlowSta
             return chosen
     others = candidates.where(~slow_start.held_back[candidates.rows])
     return others if len(others) else candidates
+
+
+def zero_for_others(scores: FloatArray, eligible: Candidates, candidates: Candidates) -> FloatArray:
+    """The scores of those who are eligible, and 0 for the other candidates."""
+    if len(eligible) == len(candidates):
+        return scores
+    everybody = np.zeros(len(candidates))
+    everybody[np.isin(candidates.rows, eligible.rows)] = scores
+    return everybody

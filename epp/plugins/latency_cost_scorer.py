@@ -29,7 +29,7 @@ from epp.plugins._prefill import prefill_row
 from epp.plugins._prefill_backlog import PrefillBacklog, attention_pairs
 from epp.plugins._signals import fresh
 from epp.plugins._slo import Slo, slo_of
-from epp.plugins._slow_start import without_held_back
+from epp.plugins._slow_start import without_held_back, zero_for_others
 from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
@@ -142,12 +142,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
 
     def score(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
         eligible = without_held_back(cycle, candidates, self._slow_start_key)
-        scores = self._scores(cycle, eligible)
-        if len(eligible) == len(candidates):
-            return scores
-        everybody = np.zeros(len(candidates))
-        everybody[np.isin(candidates.rows, eligible.rows)] = scores
-        return everybody
+        return zero_for_others(self._scores(cycle, eligible), eligible, candidates)
 
     def _scores(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
         self._follow(candidates.snapshot)

@@ -13,7 +13,7 @@ from epp.plugins._closeness import Scale, closeness
 from epp.plugins._compatibility import CompatibleParameters
 from epp.plugins._llm_d_latency_score import llm_d_scores
 from epp.plugins._signals import NEUTRAL, fresh, known_or_mean
-from epp.plugins._slow_start import without_held_back
+from epp.plugins._slow_start import without_held_back, zero_for_others
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import (
@@ -110,11 +110,7 @@ class LatencyScorer(Scorer):
             scores = self._composite(cycle, eligible)
         else:
             scores = self._by_prediction(prediction, eligible)
-        if len(eligible) == len(candidates):
-            return scores
-        everybody = np.zeros(len(candidates))
-        everybody[np.isin(candidates.rows, eligible.rows)] = scores
-        return everybody
+        return zero_for_others(scores, eligible, candidates)
 
     def _by_prediction(self, prediction: LatencyPrediction, candidates: Candidates) -> FloatArray:
         rows = candidates.rows
