@@ -14,6 +14,8 @@ import os
 import platform
 import re
 import statistics
+import sys
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,6 +23,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
+
+
+def progress_to_stderr() -> Callable[[str], None]:
+    """Says what is being done, with the seconds since this was called."""
+    started_s = time.monotonic()
+
+    def progress(text: str) -> None:
+        print(f"[{time.monotonic() - started_s:5.0f} s] {text}", file=sys.stderr, flush=True)
+
+    return progress
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

@@ -11,11 +11,10 @@ How to read them: benchmarks/README.md.
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from benchmarks._report import add_json_option, heading, table, write
+from benchmarks._report import add_json_option, heading, progress_to_stderr, table, write
 from benchmarks.load.cases import Case, run
 from benchmarks.load.measuring import end_on_sigterm
 from benchmarks.load.rig import Setup
@@ -139,10 +138,7 @@ def main() -> None:
         return
     wanted = set(arguments.case) if arguments.case else TARGET_CASES if arguments.quick else set(known)
     end_on_sigterm()
-    started_s = time.monotonic()
-
-    def progress(text: str) -> None:
-        print(f"[{time.monotonic() - started_s:5.0f} s] {text}", file=sys.stderr, flush=True)
+    progress = progress_to_stderr()
 
     rows, failed = run(
         [case for case in CASES if case.name in wanted],

@@ -13,13 +13,11 @@ reason.
 import argparse
 import statistics
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
-from benchmarks._report import add_json_option, heading, table, write
+from benchmarks._report import add_json_option, heading, progress_to_stderr, table, write
 from benchmarks.load.measuring import Cores, Sample, end_on_sigterm, filling, measure, pinned
 from benchmarks.load.programs import Load, LoadError, Upstream
 from benchmarks.load.rig import Rig, Setup
@@ -187,10 +185,7 @@ def main() -> None:
     add_json_option(parser)
     arguments = parser.parse_args()
     end_on_sigterm()
-    started_s = time.monotonic()
-
-    def progress(text: str) -> None:
-        print(f"[{time.monotonic() - started_s:5.0f} s] {text}", file=sys.stderr, flush=True)
+    progress = progress_to_stderr()
 
     routers = [router for router in ROUTERS if router.name in (arguments.router or names)]
     with contestants(routers, progress) as (taking_part, missing):

@@ -15,8 +15,6 @@ import asyncio
 import os
 import statistics
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -25,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._report import add_json_option, heading, table, write
+from benchmarks._report import add_json_option, heading, progress_to_stderr, table, write
 from benchmarks._routes import CONTESTANTS, KV_BLOCKS, POOL, over_http
 from benchmarks.load.measuring import end_on_sigterm
 from benchmarks.load.programs import LoadError
@@ -120,10 +118,7 @@ def main() -> None:
     add_json_option(parser)
     arguments = parser.parse_args()
     end_on_sigterm()
-    started_s = time.monotonic()
-
-    def progress(text: str) -> None:
-        print(f"[{time.monotonic() - started_s:5.0f} s] {text}", file=sys.stderr, flush=True)
+    progress = progress_to_stderr()
 
     speed, seconds = arguments.speed, arguments.seconds
     targets = Targets(*(target / speed for target in TARGETS))

@@ -11,13 +11,11 @@ over what one request costs a worker.
 import argparse
 import os
 import statistics
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
-from benchmarks._report import add_json_option, heading, table, write
+from benchmarks._report import add_json_option, heading, progress_to_stderr, table, write
 from benchmarks.load.measuring import Cores, Sample, end_on_sigterm, family, measure, pinned
 from benchmarks.load.programs import Load, Upstream
 from benchmarks.load.rig import Rig, Setup
@@ -149,10 +147,7 @@ def main() -> None:
     add_json_option(parser)
     arguments = parser.parse_args()
     end_on_sigterm()
-    started_s = time.monotonic()
-
-    def progress(text: str) -> None:
-        print(f"[{time.monotonic() - started_s:5.0f} s] {text}", file=sys.stderr, flush=True)
+    progress = progress_to_stderr()
 
     rows = run(arguments.workers, replace(LOAD, seconds=arguments.seconds), arguments.rounds, progress)
     print(heading(*PACKAGES))

@@ -12,13 +12,12 @@ the real server: are its metrics page and its streams read rightly?
 import argparse
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks._report import add_json_option, heading, table, write
+from benchmarks._report import add_json_option, heading, progress_to_stderr, table, write
 from benchmarks.load.measuring import end_on_sigterm
 from benchmarks.real_vllm.held_out import Burst, bursts, open_loop, send_bursts, send_open_loop
 from benchmarks.real_vllm.reading import checks
@@ -42,10 +41,7 @@ def main() -> int:
     add_json_option(parser)
     arguments = parser.parse_args()
     end_on_sigterm()
-    started_s = time.monotonic()
-
-    def progress(text: str) -> None:
-        print(f"[{time.monotonic() - started_s:5.0f} s] {text}", file=sys.stderr, flush=True)
+    progress = progress_to_stderr()
 
     try:
         python = installed(progress)
