@@ -1,6 +1,5 @@
 """The chart installed into a real API server, and the picker that it describes run against it by its rights."""
 
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,7 +12,7 @@ import yaml
 from apiserver import EPP_USER, ApiServer, Cluster, NoApiServer
 from custom_kinds import KINDS, definition, plural
 from helm_chart import CHART, MANIFESTS, SERVERS, NoHelm, Object, find_helm, helm, merged, objects, template
-from kube_world import NAMESPACES, start_pod, until
+from kube_world import start_pod, until
 
 from epp.kube.resources import Resource
 from epp.sim.config import SimConfig
@@ -61,13 +60,6 @@ async def cluster(own_api_server: ApiServer) -> AsyncIterator[Cluster]:
             path = f"/apis/{key[0]}/{plural(key[1])}"
             await until(lambda path=path: cluster.ask("GET", path), lambda found: found is not None)
         yield cluster
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def namespace(cluster: Cluster) -> str:
-    name = f"ns-{uuid.uuid4().hex[:8]}"
-    await cluster.create(NAMESPACES, None, {"metadata": {"name": name}})
-    return name
 
 
 def path_of(each: Object, namespace: str) -> str:

@@ -14,7 +14,6 @@ import pytest
 import pytest_asyncio
 from apiserver import ADMIN_TOKEN, EPP_USER, ApiServer, Cluster
 from kube_world import (
-    NAMESPACES,
     POOL,
     Changes,
     install,
@@ -58,13 +57,6 @@ async def cluster(api_server: ApiServer) -> AsyncIterator[Cluster]:
     async with Cluster(api_server) as cluster:
         await install(cluster, POOL, OBJECTIVES[0], REWRITES[0])
         yield cluster
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def namespace(cluster: Cluster) -> str:
-    name = f"ns-{uuid.uuid4().hex[:8]}"
-    await cluster.create(NAMESPACES, None, {"metadata": {"name": name}})
-    return name
 
 
 @asynccontextmanager
