@@ -100,7 +100,7 @@ class DirectorOptions:
     """
     Attributes:
         objectives: objective name to priority; unknown names have priority 0. It may change at any time.
-        resolve_rewrite: where a request for this model goes instead, on top of what headers say; `None`: stay
+        resolve_rewrite: where a request for this model goes instead, on top of what headers say; `None`: there.
         use_subset: honour the proxy's subset hint.
         emit_scores: put every scored endpoint and its score into the `envoy.lb` metadata.
     """
