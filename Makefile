@@ -2,15 +2,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# A wheel with compiled modules, installed apart from the sources. What it needs besides is found in $(VENV).
+COMPILED := $(VENV)-compiled
+# What is compiled, and what sees inside of it.
+COMPILED_TESTS := $(addprefix tests/,conformance wire server/lean server/test_access_log.py server/test_deadlines.py \
+	server/test_exchange.py server/test_first_token.py server/test_letting_go.py server/test_transports.py \
+	scheduling plugins prefix observe test_director.py test_ledger.py test_latency_chain.py fuzz)
 SERVE ?=
 SECONDS ?=
 STREAMS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz soak manifests lint format clean
+.PHONY: help demo test compiled test-compiled fuzz soak manifests lint format clean
 
 help: ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # One stamp per set of packages, so that a changed pyproject.toml or .proto installs again and nothing else does.
 $(VENV)/.installed-demo: pyproject.toml $(wildcard proto/*.proto) proto/build_hook.py
@@ -35,6 +41,23 @@ test: $(VENV)/.installed-test ## everything: lint, types, layers, unit, property
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --numprocesses auto --dist loadscope
 
+compiled: $(COMPILED)/.built ## an installation with its hot modules compiled by mypyc, in .venv-compiled; needs a C compiler
+	@PYTHONSAFEPATH=1 $(COMPILED)/bin/epp --version
+
+$(COMPILED)/.built: $(VENV)/.installed-demo pyproject.toml proto/build_hook.py $(shell find epp -name '*.py' ! -name '*_pb2.py')
+	@echo "compiling into $(COMPILED) (two to four minutes)"
+	@rm -rf $(COMPILED)
+	@$(BIN)/python -m venv --without-pip $(COMPILED)
+	@HEADROOM_COMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-cache-dir --no-deps --wheel-dir $(COMPILED)/wheel .
+	@$(BIN)/python -m pip --python $(COMPILED)/bin/python install --quiet --disable-pip-version-check --no-deps $(COMPILED)/wheel/*.whl
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(COMPILED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dependencies.pth"
+	@touch $@
+
+test-compiled: $(VENV)/.installed-test $(COMPILED)/.built ## tests of what is compiled, on the compiled installation
+	cd $(COMPILED) && HEADROOM_COMPILED=1 PYTHONSAFEPATH=1 bin/python -m pytest --rootdir $(CURDIR) --config-file $(CURDIR)/pyproject.toml \
+		-p no:cacheprovider --numprocesses auto --dist loadscope $(addprefix $(CURDIR)/,$(COMPILED_TESTS))
+
 fuzz: $(VENV)/.installed-test ## new inputs for every parser of foreign bytes, SECONDS=60 for each
 	$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),60)
 
@@ -55,4 +78,4 @@ format: $(VENV)/.installed-test ## let ruff write the code
 	$(BIN)/ruff format .
 
 clean: ## remove what was installed and generated
-	rm -rf $(VENV) build dist epp/wire/*_pb2.py epp/wire/*_pb2.pyi
+	rm -rf $(VENV) $(COMPILED) build dist epp/wire/*_pb2.py epp/wire/*_pb2.pyi

@@ -14,6 +14,7 @@ import pytest
 
 from epp import __version__
 from epp.cli import main
+from epp.compiled import build_in_words
 from epp.server.tls import self_signed_now
 
 pytestmark = pytest.mark.timeout(30)
@@ -78,7 +79,7 @@ def test_help_names_what_one_needs(capsys: pytest.CaptureFixture[str], arguments
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert output(capsys, "--version") == f"headroom-epp {__version__}\n"
+    assert output(capsys, "--version") == f"headroom-epp {__version__} ({build_in_words()})\n"
 
 
 def test_check_prints_the_pipeline_that_a_configuration_makes(

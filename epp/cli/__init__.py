@@ -13,6 +13,7 @@ from epp.cli.lab import add_lab
 from epp.cli.model import add_model
 from epp.cli.predictor import add_predictor
 from epp.cli.serve import add_serve
+from epp.compiled import build_in_words
 from epp.problem import Problem
 
 EXIT_PROBLEM = 2
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="epp", description=_DESCRIPTION, epilog=_EPILOG)
-    parser.add_argument("--version", action="version", version=f"headroom-epp {__version__}")
+    parser.add_argument("--version", action="version", version=f"headroom-epp {__version__} ({build_in_words()})")
     commands = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", required=True, parser_class=Parser
     )

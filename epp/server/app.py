@@ -14,6 +14,7 @@ from typing import Any
 
 import uvloop
 
+from epp.compiled import build_in_words
 from epp.ledger import Ledger
 from epp.observe import logs
 from epp.problem import Problem
@@ -109,13 +110,14 @@ class Picker:
     def _announce(self) -> None:
         ports = {"grpc": self._front.port, "health": self._health_server.port, "metrics": self._admin.port}
         logger.info(
-            "serving ext_proc on port %s (%s), health on %s, metrics on %s; endpoints: %d; %s",
+            "serving ext_proc on port %s (%s), health on %s, metrics on %s; endpoints: %d; %s; %s",
             ports["grpc"],
             "TLS" if self._options.secure_serving else "plaintext",
             ports["health"],
             ports["metrics"],
             len(self._state.store.snapshot()),
             self._state.config.filename,
+            build_in_words(),
         )
         if self._options.ports_file is not None:
             serving.write_ports(self._options.ports_file, ports)

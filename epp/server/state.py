@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from epp import __version__
+from epp.compiled import build_in_words
 from epp.config.build import build_pipeline
 from epp.director import Director, DirectorOptions
 from epp.inference.apis import Parsers
@@ -120,6 +121,7 @@ class PickerState:
         """For the debug page."""
         return {
             "version": __version__,
+            "build": build_in_words(),
             "configuration": self.config.filename,
             "pool": debug.pool_state(self.store.snapshot(), self.ledger, stats, now_s),
             "predictor": self.predictor.state(now_s) if self.predicts else None,

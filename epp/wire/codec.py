@@ -8,6 +8,7 @@ property test holds them to it.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
@@ -34,11 +35,11 @@ _ENDS_HEADERS = b"\x18\x01"  # `HttpHeaders.end_of_stream`, set
 _MAX_REMEMBERED_BYTES = 2048
 
 # Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
-_REQUEST = Side.REQUEST
-_BODY = Kind.BODY
-_BODY_END = Kind.BODY_END
-_HEADERS = Kind.HEADERS
-_HEADERS_END = Kind.HEADERS_END
+_REQUEST: Final = Side.REQUEST
+_BODY: Final = Kind.BODY
+_BODY_END: Final = Kind.BODY_END
+_HEADERS: Final = Kind.HEADERS
+_HEADERS_END: Final = Kind.HEADERS_END
 
 
 class ProtocolError(Exception):

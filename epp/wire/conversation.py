@@ -35,9 +35,7 @@ lost, so there the stream is never ended early.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Final
 
 from epp.endings import EndCause
 from epp.wire import replies, table
@@ -74,22 +72,14 @@ class Limits:
     max_headers: int = 1_000
 
 
-class Phase(Enum):
-    """What is being waited for, and so what a deadline would be about."""
+class Step:
+    """What one message of Envoy's leads to."""
 
-    REQUEST = "request"  # the rest of the request
-    DECISION = "decision"  # `route` or `reject`
-    RESPONSE = "response"  # the response headers
-    STREAMING = "streaming"  # the rest of the response
-    OVER = "over"  # nothing
+    __slots__ = ("events", "replies")
 
-
-class Step(NamedTuple):
-    events: list[Event]
-    replies: list[bytes]
-
-
-_new_step = partial(tuple.__new__, Step)  # a named tuple's own way to be made takes four times as long
+    def __init__(self, events: list[Event], replies: list[bytes]) -> None:
+        self.events = events
+        self.replies = replies
 
 
 # Statuses that Envoy gives when the server behind it does not answer.
@@ -97,19 +87,19 @@ _GATEWAY_ERRORS = (502, 503, 504)
 _SERVER_TIME = "x-envoy-upstream-service-time"
 
 # Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
-_REQUEST = Side.REQUEST
-_RESPONSE = Side.RESPONSE
-_START = State.START
-_RELAYING = State.RELAYING
-_UNSEEN = State.UNSEEN
-_DONE = State.DONE
-_HEADERS_END = Kind.HEADERS_END
-_BODY = Kind.BODY
-_BODY_END = Kind.BODY_END
-_NATURAL = EndCause.NATURAL
-_CLIENT_GONE = EndCause.CLIENT_GONE
-_STREAMED = BodyMode.STREAMED
-_ECHO = Action.ECHO
+_REQUEST: Final = Side.REQUEST
+_RESPONSE: Final = Side.RESPONSE
+_START: Final = State.START
+_RELAYING: Final = State.RELAYING
+_UNSEEN: Final = State.UNSEEN
+_DONE: Final = State.DONE
+_HEADERS_END: Final = Kind.HEADERS_END
+_BODY: Final = Kind.BODY
+_BODY_END: Final = Kind.BODY_END
+_NATURAL: Final = EndCause.NATURAL
+_CLIENT_GONE: Final = EndCause.CLIENT_GONE
+_STREAMED: Final = BodyMode.STREAMED
+_ECHO: Final = Action.ECHO
 _RELAYING_ACTIONS = (_ECHO, Action.PASS_CHUNK)  # after which things are as before
 
 _ACKNOWLEDGED = replies.empty(_RESPONSE, _BODY)
@@ -178,7 +168,7 @@ class Conversation:
             chunk = self._reader.response_chunk(data)
             if chunk is not None:
                 return self._relay(chunk)
-        step: Step = _new_step(([], []))
+        step = Step([], [])
         if self.finished:
             return step
         message = self._reader.read(data)
@@ -198,7 +188,7 @@ class Conversation:
             action = response.advance(message.kind)
             if is_first:
                 self._begin_response(message, step)
-        self._PERFORM[action](self, message, step)
+        _PERFORM[action](self, message, step)
         if response.state is _DONE:
             self._end(step.events, self.delivered)
             self.finished = not response.owed
@@ -212,8 +202,7 @@ class Conversation:
         """What `_echo` and `_pass_chunk` do with a chunk in the middle of a response that nobody changes."""
         reply = replies.streamed_chunk(_RESPONSE, chunk, False) if self._relays is _ECHO else _ACKNOWLEDGED
         events: list[Event] = [ResponseBody(chunk, False)] if self._observe and not self._ended else []
-        step: Step = _new_step((events, [reply]))
-        return step
+        return Step(events, [reply])
 
     def _finish(self) -> None:
         self.finished = True
@@ -249,17 +238,6 @@ class Conversation:
             cause = _CLIENT_GONE
         self._end(events, cause)
         return events
-
-    @property
-    def phase(self) -> Phase:
-        """What the exchange waits for."""
-        if self.finished:
-            return Phase.OVER
-        if self._response.state is not _START:
-            return Phase.STREAMING
-        if self._request.owed:
-            return Phase.DECISION
-        return Phase.RESPONSE if self._routed else Phase.REQUEST
 
     @property
     def request_headers(self) -> Headers:
@@ -491,16 +469,17 @@ class Conversation:
         request_through = self._routed and self._request.state in (_UNSEEN, _DONE)
         return request_through and self._response.state is _START and self._mode(_RESPONSE) is BodyMode.NONE
 
-    _PERFORM: ClassVar[Mapping[Action, Callable[["Conversation", Message, Step], None]]] = {
-        Action.WAIT: _wait,
-        Action.KEEP: _keep,
-        Action.READY: _hand_over,
-        Action.STARTED: _start_response,
-        Action.ACK: _acknowledge,
-        Action.ECHO: _echo,
-        Action.FLUSH: _flush,
-        Action.PASS_CHUNK: _pass_chunk,
-        Action.PASS_CUT: _pass_cut,
-        Action.PASS_WHOLE: _pass_whole,
-        Action.IGNORE: _wait,
-    }
+
+_PERFORM: Final[Mapping[Action, Callable[[Conversation, Message, Step], None]]] = {
+    Action.WAIT: Conversation._wait,
+    Action.KEEP: Conversation._keep,
+    Action.READY: Conversation._hand_over,
+    Action.STARTED: Conversation._start_response,
+    Action.ACK: Conversation._acknowledge,
+    Action.ECHO: Conversation._echo,
+    Action.FLUSH: Conversation._flush,
+    Action.PASS_CHUNK: Conversation._pass_chunk,
+    Action.PASS_CUT: Conversation._pass_cut,
+    Action.PASS_WHOLE: Conversation._pass_whole,
+    Action.IGNORE: Conversation._wait,
+}

@@ -1,15 +1,17 @@
 """A request on its way to a decision: what is known of it, and the bytes that are kept until then."""
 
+from typing import Final
+
 from epp.wire.codec import Message
 from epp.wire.events import BodyMode, BodyTooLarge, Headers, RequestReady
 from epp.wire.table import Kind
 
 # Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
-_BODY = Kind.BODY
-_BODY_END = Kind.BODY_END
-_TRAILERS = Kind.TRAILERS
-_HEADERS = Kind.HEADERS
-_BUFFERED_PARTIAL = BodyMode.BUFFERED_PARTIAL
+_BODY: Final = Kind.BODY
+_BODY_END: Final = Kind.BODY_END
+_TRAILERS: Final = Kind.TRAILERS
+_HEADERS: Final = Kind.HEADERS
+_BUFFERED_PARTIAL: Final = BodyMode.BUFFERED_PARTIAL
 
 
 class Gathering:

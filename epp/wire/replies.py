@@ -8,7 +8,7 @@ for good, routes by destination, and what stands before a chunk by its length.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Final, cast
 
 from epp.wire import ext_proc_pb2 as pb
 from epp.wire import inner
@@ -79,15 +79,15 @@ _EMPTY = {
 }
 
 # Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
-_HEADERS = Kind.HEADERS
-_TRAILERS = Kind.TRAILERS
-_BODY_PART = Kind.BODY
-_BODY_END = Kind.BODY_END
-_REQUEST = Side.REQUEST
-_RESPONSE_SIDE = Side.RESPONSE
-_FULL_DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
-_BUFFERED = BodyMode.BUFFERED
-_NONE = BodyMode.NONE
+_HEADERS: Final = Kind.HEADERS
+_TRAILERS: Final = Kind.TRAILERS
+_BODY_PART: Final = Kind.BODY
+_BODY_END: Final = Kind.BODY_END
+_REQUEST: Final = Side.REQUEST
+_RESPONSE_SIDE: Final = Side.RESPONSE
+_FULL_DUPLEX: Final = BodyMode.FULL_DUPLEX_STREAMED
+_BUFFERED: Final = BodyMode.BUFFERED
+_NONE: Final = BodyMode.NONE
 
 
 def empty(side: Side, kind: Kind) -> bytes:

@@ -13,7 +13,7 @@ from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as envoy
 
-from epp.wire.conversation import Conversation
+from epp.wire.conversation import Conversation, Step
 from epp.wire.events import BodyMode, Event, RequestReady, ResponseStarted, Route
 
 FDS = BodyMode.FULL_DUPLEX_STREAMED
@@ -274,3 +274,8 @@ def converse(
     talk.events += talk.conversation.closed()
     assert talk.conversation.closed() == []
     return talk
+
+
+def silent(step: Step) -> bool:
+    """A message led to nothing."""
+    return not (step.events or step.replies)

@@ -7,6 +7,7 @@ resets its stream, or the connection is lost.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from epp.server.lean import frames
 from epp.server.lean.frames import ErrorCode, StreamFault
@@ -17,9 +18,9 @@ from epp.server.lean.status import Status
 from epp.server.lean.stream import LeanStream, Method, Timer
 
 # Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
-_CANCELLED = Status.CANCELLED
-_DEADLINE_EXCEEDED = Status.DEADLINE_EXCEEDED
-_NO_ERROR = ErrorCode.NO_ERROR
+_CANCELLED: Final = Status.CANCELLED
+_DEADLINE_EXCEEDED: Final = Status.DEADLINE_EXCEEDED
+_NO_ERROR: Final = ErrorCode.NO_ERROR
 
 
 @dataclass(frozen=True, slots=True)

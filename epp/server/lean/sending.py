@@ -9,6 +9,7 @@ empty and the work done is never more than the bytes sent.
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from epp.server.lean import frames
 from epp.server.lean.frames import ConnectionFault, ErrorCode, StreamFault
@@ -22,7 +23,7 @@ Bytes = bytes | memoryview
 _DATA_AND_PREFIX = struct.Struct(">HBBBIBI")
 
 # Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
-_OK = Status.OK
+_OK: Final = Status.OK
 
 
 class SendQueue:
@@ -59,6 +60,11 @@ class SendQueue:
         self.on_empty: Callable[[], None] | None = None
         self._parts: list[Bytes] | None = None
         self._sender = sender
+
+    @property
+    def ends(self) -> bool:
+        """Whether `ending` is set, asked anew: of an attribute a type checker believes what it has just seen."""
+        return self.ending is not None
 
     def send(self, replies: Sequence[bytes]) -> None:
         if self.over or self.ending is not None:

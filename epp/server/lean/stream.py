@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from epp.server.lean.frames import ConnectionFault, ErrorCode
 from epp.server.lean.limits import LeanOptions
@@ -16,7 +16,7 @@ from epp.wire.codec import ProtocolError
 logger = logging.getLogger(__name__)
 
 # Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
-_OK = Status.OK
+_OK: Final = Status.OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class LeanStream:
         try:
             for message in self.reader.feed(data, start, end):
                 self._answer(message)
-                if queue.ending is not None:
+                if queue.ends:
                     return
         except RpcFault as fault:
             queue.end(fault.status, fault.message)
