@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
+
+from epp.compiled import build_in_words
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -126,6 +129,20 @@ def medians(runs: Mapping[Name, Callable[[], float]], rounds: int) -> dict[Name,
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+
+
+def add_python_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--python", metavar="EXE", help="of the installation whose picker is to be measured (make compiled)"
+    )
+
+
+def build_of(python: str | None) -> str:
+    """How the picker of that installation was built, in words; `None`: of this one."""
+    if python is None:
+        return build_in_words()
+    script = "from epp.compiled import build_in_words; print(build_in_words())"
+    return subprocess.run([python, "-P", "-c", script], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def write(results: Mapping[str, Any], path: Path | None, *packages: str) -> None:

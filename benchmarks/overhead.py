@@ -6,15 +6,17 @@
 
 Envoy, load generator and model servers (both in C) share all cores but one, which the picker has for itself. Cases that
 need the same processes run in turns, round after round, and so does Envoy alone; figures are medians of the rounds.
-How to read them: benchmarks/README.md.
+How to read them: benchmarks/README.md. With --python the picker, and it alone, is that of another installation:
+
+    make compiled && python -m benchmarks.overhead --quick --python .venv-compiled/bin/python
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from benchmarks._report import add_json_option, heading, progress_to_stderr, table, write
+from benchmarks._report import add_json_option, add_python_option, build_of, heading, progress_to_stderr, table, write
 from benchmarks.load.cases import Case, run
 from benchmarks.load.measuring import end_on_sigterm
 from benchmarks.load.rig import Setup
@@ -127,6 +129,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the cases and end")
     parser.add_argument("--rounds", type=int, help="default 3; 2 with --quick")
     parser.add_argument("--seconds", type=float, help="at least, of each measurement (default 2; 1 with --quick)")
+    add_python_option(parser)
     add_json_option(parser)
     arguments = parser.parse_args()
     known = {case.name: case for case in CASES}
@@ -141,13 +144,14 @@ def main() -> None:
     progress = progress_to_stderr()
 
     rows, failed = run(
-        [case for case in CASES if case.name in wanted],
+        [replace(case, setup=replace(case.setup, python=arguments.python)) for case in CASES if case.name in wanted],
         arguments.rounds or (2 if arguments.quick else 3),
         arguments.seconds or (1.0 if arguments.quick else 2.0),
         progress,
     )
     verdicts = judge(rows)
-    print(heading(*PACKAGES))
+    build = build_of(arguments.python)
+    print(f"{heading(*PACKAGES)}, picker {build}")
     print()
     print(table([shown(row) for row in rows]))
     if verdicts:
@@ -155,7 +159,7 @@ def main() -> None:
         print(table(verdicts))
     for name, reason in failed.items():
         print(f"\nFAILED {name}: {reason}")
-    results = {"cases": [asdict(row) for row in rows], "targets": verdicts, "failed": failed}
+    results = {"picker": build, "cases": [asdict(row) for row in rows], "targets": verdicts, "failed": failed}
     write(results, arguments.json, *PACKAGES)
     sys.exit(1 if failed else 0)
 

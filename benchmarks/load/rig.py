@@ -55,6 +55,7 @@ class Setup:
         scraping: whether the picker reads metrics pages; without, it reads each once.
         picker_flags: more flags of `epp serve`.
         picker_cores: how many cores it may use.
+        python: of the installation whose picker runs; `None`: this one.
     """
 
     profile: str = "llm-d"
@@ -64,6 +65,7 @@ class Setup:
     scraping: bool = False
     picker_flags: tuple[str, ...] = field(default=())
     picker_cores: int = 1
+    python: str | None = None
 
 
 def bootstrap_without_picker(endpoints: Sequence[str]) -> Bootstrap:
@@ -134,7 +136,7 @@ class Rig:
             flags += ["--config-text", config]
         if not self.setup.scraping:
             flags += ["--refresh-metrics-interval", NEVER]
-        self.picker = PickerProcess(self._folder, [*flags, *self.setup.picker_flags])
+        self.picker = PickerProcess(self._folder, [*flags, *self.setup.picker_flags], self.setup.python)
         with pinned(self.cores.picker):
             stack.callback(lambda: self._runner.run(self.picker.stop()))
             self._runner.run(self.picker.start())

@@ -37,21 +37,25 @@ class PickerProcess:
         ports: by name: `grpc`, `health`, `metrics`.
     """
 
-    def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, folder: Path, arguments: Sequence[str], python: str | None = None) -> None:
+        """`python`: the interpreter of another installation, whose picker is to run; `None`: ours."""
         self.log_path = folder / "picker.log"
         self.ports: dict[str, int] = {}
         self._ports_file = folder / "ports.json"
         self._arguments = tuple(arguments)
+        self._python = python
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Return when it serves. Raises `PickerError`, with the process gone, if it does not."""
         self._ports_file.unlink(missing_ok=True)
         self.ports = {}  # of a life before
-        command = [sys.executable, "-m", "epp.cli", "serve", *self._arguments, "--host", "127.0.0.1"]
+        command = [self._python or sys.executable, "-m", "epp.cli", "serve", *self._arguments, "--host", "127.0.0.1"]
         command += ["--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
         command += ["--ports-file", str(self._ports_file)]
         environment = {**os.environ, "PYTHONPATH": str(Path(epp.__file__).parent.parent)}
+        if self._python is not None:  # not our sources, nor those of the current directory
+            environment |= {"PYTHONPATH": "", "PYTHONSAFEPATH": "1"}
         with self.log_path.open("ab") as log:
             # A session of its own: Ctrl-C goes to the owner, who stops it when requests have had their end.
             self._process = await asyncio.create_subprocess_exec(
