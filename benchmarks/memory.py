@@ -97,6 +97,7 @@ class Client:
         for data in frames:
             self.served.receive(data)
             self.served.take_output()
+            self.served.after_output()
 
     def reset(self, stream_id: int) -> None:
         self.send([envoy.frames(envoy.RST_STREAM, 0, stream_id, (8).to_bytes(4))])

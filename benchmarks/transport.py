@@ -101,6 +101,8 @@ class NoStream:
 
     def finish(self) -> None: ...
 
+    def afterwards(self, action: Callable[[], None]) -> None: ...
+
 
 def recording_of(case: "Case") -> ExchangeFactory:
     pick = ConstantPick(NoStream())

@@ -89,12 +89,16 @@ class Clock:
 class FakeStream:
     sent: list[bytes] = field(default_factory=list)
     finished: bool = False
+    put_off: list[Callable[[], None]] = field(default_factory=list)
 
     def send(self, replies: Sequence[bytes]) -> None:
         self.sent.extend(replies)
 
     def finish(self) -> None:
         self.finished = True
+
+    def afterwards(self, action: Callable[[], None]) -> None:
+        self.put_off.append(action)
 
 
 class Talk:
@@ -114,6 +118,8 @@ class Talk:
     def send(self, *messages: bytes) -> "Talk":
         for message in messages:
             self._replies += self.exchange.receive(message)
+            while self.stream.put_off:
+                self.stream.put_off.pop(0)()
         return self
 
     def close(self, *, cancelled: bool = False, lost: bool = False) -> None:

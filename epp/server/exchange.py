@@ -47,6 +47,7 @@ class Exchange:
 
     __slots__ = (
         "_broken",
+        "_cause",
         "_clock",
         "_conversation",
         "_deadlines",
@@ -80,6 +81,7 @@ class Exchange:
         self._received_s: float | None = None
         self._following: Following | None = None  # once the request is routed
         self._broken = False
+        self._cause = EndCause.LOST  # an error may swallow the end
 
     @property
     def finished(self) -> bool:
@@ -98,9 +100,9 @@ class Exchange:
             step = self._conversation.receive(data)
             replies = step.replies
             for event in step.events:
-                if assignment is not None and isinstance(event, Ended):
-                    assignment.response_processing_s += self._clock() - started_s
-                replies.extend(self._on_event(event))
+                more = self._on_event(event)
+                if more:
+                    replies.extend(more)
         except Exception:  # theirs or ours: from here on nothing is known of this exchange
             self._broken = True
             raise
@@ -111,28 +113,34 @@ class Exchange:
     def closed(self, *, cancelled: bool, lost: bool = False) -> None:
         """The stream is over: half-closed by the peer, cancelled, or lost with the connection."""
         for event in self._conversation.closed(broken=self._broken or lost):
-            self._on_event(event)
+            if isinstance(event, Ended):
+                self._cause = event.cause
         self._deadlines.take_back(self)
-        if self._following is not None:  # an error may have swallowed the end; otherwise this changes nothing
-            self._following.ended(EndCause.LOST)
+        self._end()
 
-    def _on_event(self, event: Event) -> list[bytes]:
+    def _end(self) -> None:
+        """The request is over; harmless when repeated."""
+        if self._following is not None:
+            self._following.ended(self._cause)
+
+    def _on_event(self, event: Event) -> list[bytes] | None:
         match event:
+            case ResponseBody():
+                if self._following is not None:
+                    self._following.response_body(event.data)
             case RequestReady():
                 return self._decide(event)
             case ResponseStarted():
                 return self._respond(event)
-            case ResponseBody():
-                if self._following is not None:
-                    self._following.response_body(event.data)
             case BodyTooLarge():
                 denial = Denial.too_large(f"the request body is larger than {event.limit_bytes} bytes")
                 return self._reject(self._director.refuse(denial, event.headers.last_values))
             case Ended():
                 self._deadlines.take_back(self)
-                if self._following is not None:
-                    self._following.ended(event.cause)
-        return []
+                self._cause = event.cause
+                if self._following is not None:  # the last reply need not wait for what is made of it
+                    self._stream.afterwards(self._end)
+        return None
 
     # --- request ------------------------------------------------------------------------------------------------
 

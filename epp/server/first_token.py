@@ -1,16 +1,18 @@
 """Finds the first token in a response as it passes by, then stops looking."""
 
+from typing import Final
+
 from epp.inference.first_token import has_token
 from epp.inference.request import Api
 from epp.wire.sse import SseReader
 
 # A response may open with an event that repeats the whole request; one longer than this holds no first token.
-MAX_EVENT_BYTES = 64 * 1024
+MAX_EVENT_BYTES: Final = 64 * 1024
 # A stream that has said so much and no token yet is in a format that we do not know.
-MAX_BYTES = 1024 * 1024
+MAX_BYTES: Final = 1024 * 1024
 
 # Where an event's JSON begins. Text that the model generated cannot contain it: a quote inside JSON is escaped.
-_TOKEN_EVENTS = (b'data: {"', b'data:{"')
+_TOKEN_EVENTS: Final = (b'data: {"', b'data:{"')
 
 
 class FirstToken:

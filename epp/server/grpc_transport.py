@@ -9,7 +9,7 @@ import asyncio
 import errno
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +167,7 @@ class _StreamHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             code, cancelled = "Internal", False
         finally:
             stream.close()
+            stream.do_what_was_put_off()
             if self._observer is not None:
                 self._observer.stream_closed(code, loop.time() - started_s)
             exchange.closed(cancelled=cancelled)
@@ -187,6 +188,7 @@ class _StreamHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             replies = exchange.receive(data)
             if replies:
                 await stream.write(replies)
+            stream.do_what_was_put_off()
         await stream.flush()
 
 
@@ -200,6 +202,7 @@ class _Stream:
         self.finishing = False
         self._context = context
         self._queue: deque[bytes] = deque()
+        self._put_off: deque[Callable[[], None]] = deque()
         self._lock = asyncio.Lock()
         self._reading = False
         self._closed = False
@@ -224,6 +227,13 @@ class _Stream:
     def send(self, replies: Sequence[bytes]) -> None:
         self._queue.extend(replies)
         self._work_in_background()
+
+    def afterwards(self, action: Callable[[], None]) -> None:
+        self._put_off.append(action)
+
+    def do_what_was_put_off(self) -> None:
+        while self._put_off:
+            self._put_off.popleft()()
 
     def finish(self) -> None:
         self.finishing = True

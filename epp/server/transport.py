@@ -20,6 +20,14 @@ class Stream(Protocol):
     def finish(self) -> None:
         """End the stream with OK once everything queued is sent. Messages that still come in are dropped."""
 
+    def afterwards(self, action: Callable[[], None]) -> None:
+        """Do this once the replies to what has been read are written, before anything else is read: work that no reply
+        has to wait for. It is done exactly once, however the stream ends; it must not raise.
+
+        What comes in one read is answered in one write. So a message right behind may be answered before it is done:
+        what another decision has to see does not belong here.
+        """
+
 
 class Exchange(Protocol):
     """One stream's owner."""

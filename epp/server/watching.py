@@ -7,7 +7,7 @@ tokens costs no more than one of a hundred. Of the rest, chunks are kept by refe
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from epp.inference.request import Api, Usage
 from epp.inference.usage import first_usage, merge_sse_usage, usage_from_ends, usage_from_json
@@ -16,11 +16,11 @@ from epp.server.first_token import FirstToken
 from epp.wire.window import BodyWindow
 
 # Four times what a pace must rest on to be learned from.
-PACE_EVENTS = 32
+PACE_EVENTS: Final = 32
 
 # How many responses per second are watched for their pace although they could be let go of with their first token. At
 # 32 chunks of 10 to 15 µs each that is half a percent of a core, and a hundred times what training needs.
-PACES_PER_S = 10.0
+PACES_PER_S: Final = 10.0
 
 
 class Observer(Protocol):

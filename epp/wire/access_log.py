@@ -8,7 +8,7 @@ sense, reads as such and is never an error.
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Value
@@ -24,13 +24,13 @@ from epp.wire.names import (
     WATCHED_REQUEST_ID,
 )
 
-MAX_ID_CHARACTERS = 128
+MAX_ID_CHARACTERS: Final = 128
 # More than any request has; also what a number may be without losing its last digit on the way.
-MAX_TOKENS = 2**31
+MAX_TOKENS: Final = 2**31
 
 # What Envoy flags when a response that had begun was broken off, by whose doing. A flag that is not named here does not
 # mean that the response was cut: a server's answer passed on after the last retry has one as well.
-_BY_THE_SERVER = frozenset(
+_BY_THE_SERVER: Final = frozenset(
     {
         "upstream_connection_termination",
         "upstream_remote_reset",
@@ -42,7 +42,7 @@ _BY_THE_SERVER = frozenset(
         "local_reset",
     }
 )
-_BY_THE_CLIENT = frozenset(
+_BY_THE_CLIENT: Final = frozenset(
     {  # or by Envoy, against its client
         "downstream_connection_termination",
         "downstream_remote_reset",

@@ -6,6 +6,7 @@ It is the same in message after message, so it is read once and found again by i
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from google.protobuf.struct_pb2 import Struct, Value
 
@@ -96,4 +97,4 @@ def _addresses(entries: Iterable[str]) -> tuple[str, ...]:
     return tuple(address for entry in entries for part in entry.split(",") if (address := part.strip()))
 
 
-NOTHING = read_beside(pb.ProcessingRequest())
+NOTHING: Final = read_beside(pb.ProcessingRequest())

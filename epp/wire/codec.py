@@ -20,19 +20,19 @@ from epp.wire.protobuf import delimited
 from epp.wire.table import Kind, Side
 
 # The tags (a field's number and wire type) that headers and bodies begin with, and whether it is a body.
-_RESPONSE_BODY = 0x2A
-_PARTS = {
+_RESPONSE_BODY: Final = 0x2A
+_PARTS: Final = {
     0x12: (Side.REQUEST, False),
     0x1A: (Side.RESPONSE, False),
     0x22: (Side.REQUEST, True),
     _RESPONSE_BODY: (Side.RESPONSE, True),
 }
-_FIRST = 0x0A  # of `HttpBody.body`, `HttpHeaders.headers` and `HeaderMap.headers`
-_ENDS_BODY = b"\x10\x01"  # `HttpBody.end_of_stream`, set
-_ENDS_HEADERS = b"\x18\x01"  # `HttpHeaders.end_of_stream`, set
+_FIRST: Final = 0x0A  # of `HttpBody.body`, `HttpHeaders.headers` and `HeaderMap.headers`
+_ENDS_BODY: Final = b"\x10\x01"  # `HttpBody.end_of_stream`, set
+_ENDS_HEADERS: Final = b"\x18\x01"  # `HttpHeaders.end_of_stream`, set
 
 # What stands beside a part is remembered up to this size: routing metadata is a tenth of it.
-_MAX_REMEMBERED_BYTES = 2048
+_MAX_REMEMBERED_BYTES: Final = 2048
 
 # Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
 _REQUEST: Final = Side.REQUEST

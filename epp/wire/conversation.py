@@ -83,8 +83,8 @@ class Step:
 
 
 # Statuses that Envoy gives when the server behind it does not answer.
-_GATEWAY_ERRORS = (502, 503, 504)
-_SERVER_TIME = "x-envoy-upstream-service-time"
+_GATEWAY_ERRORS: Final = (502, 503, 504)
+_SERVER_TIME: Final = "x-envoy-upstream-service-time"
 
 # Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
 _REQUEST: Final = Side.REQUEST
@@ -100,9 +100,9 @@ _NATURAL: Final = EndCause.NATURAL
 _CLIENT_GONE: Final = EndCause.CLIENT_GONE
 _STREAMED: Final = BodyMode.STREAMED
 _ECHO: Final = Action.ECHO
-_RELAYING_ACTIONS = (_ECHO, Action.PASS_CHUNK)  # after which things are as before
+_RELAYING_ACTIONS: Final = (_ECHO, Action.PASS_CHUNK)  # after which things are as before
 
-_ACKNOWLEDGED = replies.empty(_RESPONSE, _BODY)
+_ACKNOWLEDGED: Final = replies.empty(_RESPONSE, _BODY)
 
 
 class Conversation:

@@ -5,14 +5,15 @@ hold the same text, and not each its own, counts as much.
 """
 
 from functools import lru_cache
+from typing import Final
 
 from epp.wire import ext_proc_pb2 as pb
 from epp.wire.protobuf import delimited
 
-_HEADER = 0x0A  # the tag of `HeaderMap.headers`
+_HEADER: Final = 0x0A  # the tag of `HeaderMap.headers`
 
 # What is longer is not remembered: credentials are longer.
-_MAX_REMEMBERED_BYTES = 64
+_MAX_REMEMBERED_BYTES: Final = 64
 
 
 def header_map(data: bytes, at: int, end: int, max_headers: int) -> dict[str, str] | None:

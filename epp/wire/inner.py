@@ -2,29 +2,30 @@
 
 import struct
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from epp.wire.protobuf import field
 
 # Envoy fails a request whose header mutation exceeds its own limit of headers, 100 by default.
-MAX_SET_HEADERS = 100
+MAX_SET_HEADERS: Final = 100
 
-CONTENT_LENGTH = "content-length"
+CONTENT_LENGTH: Final = "content-length"
 
 # Tags, which are a field's number and wire type. Of `HeaderMutation`, `HeaderValueOption` and `HeaderValue`:
-_SET_HEADER = 0x0A
-_REMOVE_HEADER = 0x12
-_HEADER = 0x0A
-_NAME = 0x0A
-_RAW_VALUE = 0x1A
+_SET_HEADER: Final = 0x0A
+_REMOVE_HEADER: Final = 0x12
+_HEADER: Final = 0x0A
+_NAME: Final = 0x0A
+_RAW_VALUE: Final = 0x1A
 # Said in full: Envoy's default here is not the one that its API documents.
-_OVERWRITE_IF_EXISTS_OR_ADD = b"\x18\x02"
+_OVERWRITE_IF_EXISTS_OR_ADD: Final = b"\x18\x02"
 # Of `google.protobuf.Struct`, of an entry of its map, and of `Value`:
-_FIELDS = 0x0A
-_KEY = 0x0A
-_VALUE = 0x12
-_NUMBER = b"\x11"
-_STRING = 0x1A
-_STRUCT = 0x2A
+_FIELDS: Final = 0x0A
+_KEY: Final = 0x0A
+_VALUE: Final = 0x12
+_NUMBER: Final = b"\x11"
+_STRING: Final = 0x1A
+_STRUCT: Final = 0x2A
 
 
 def header_mutation(to_set: Mapping[str, str], to_remove: Iterable[str] = ()) -> bytes:

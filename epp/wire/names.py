@@ -1,43 +1,45 @@
 """Names of headers and metadata that the endpoint picker protocol fixes (Gateway API Inference Extension, llm-d)."""
 
-DESTINATION = "x-gateway-destination-endpoint"
-DESTINATION_SCORES = "x-gateway-destination-endpoint-scores"
-DESTINATION_SERVED = "x-gateway-destination-endpoint-served"
-DESTINATION_SUBSET = "x-gateway-destination-endpoint-subset"
-DROPPED_REASON = "x-llm-d-request-dropped-reason"
+from typing import Final
 
-PREFILLER = "x-prefiller-host-port"
-ENCODERS = "x-encoder-hosts-ports"
-DATA_PARALLEL = "x-data-parallel-host-port"
-DATA_PARALLEL_RANK = "x-data-parallel-rank"
-KV_CACHE_SOURCE = "x-kv-cache-source-host-port"
+DESTINATION: Final = "x-gateway-destination-endpoint"
+DESTINATION_SCORES: Final = "x-gateway-destination-endpoint-scores"
+DESTINATION_SERVED: Final = "x-gateway-destination-endpoint-served"
+DESTINATION_SUBSET: Final = "x-gateway-destination-endpoint-subset"
+DROPPED_REASON: Final = "x-llm-d-request-dropped-reason"
+
+PREFILLER: Final = "x-prefiller-host-port"
+ENCODERS: Final = "x-encoder-hosts-ports"
+DATA_PARALLEL: Final = "x-data-parallel-host-port"
+DATA_PARALLEL_RANK: Final = "x-data-parallel-rank"
+KV_CACHE_SOURCE: Final = "x-kv-cache-source-host-port"
 
 # What clients say to the picker: current name first, then the older one. A present current name hides the older one,
 # even when it is empty or cannot be read.
-OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
-FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
-MODEL_REWRITE = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
-TTFT_TARGET = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
-TPOT_TARGET = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
-VIDEO_FPS = "x-llm-d-video-fps"
-VIDEO_DURATION = "x-llm-d-video-duration-seconds"
-VIDEO_RESOLUTION = "x-llm-d-video-resolution"
+OBJECTIVE: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+FAIRNESS_ID: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+MODEL_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
+TTFT_TARGET: Final = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+TPOT_TARGET: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+VIDEO_FPS: Final = "x-llm-d-video-fps"
+VIDEO_DURATION: Final = "x-llm-d-video-duration-seconds"
+VIDEO_RESOLUTION: Final = "x-llm-d-video-resolution"
 
 # Namespaces of Envoy's metadata.
-LB_NAMESPACE = "envoy.lb"
-SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+LB_NAMESPACE: Final = "envoy.lb"
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 
 # Ours, between the picker and an Envoy set up like envoy/recommended.yaml. In the namespace of routing: Envoy's promise
 # of access log records, and how often they come while a request runs (`10s`). In one that is not sent to us: the rest.
-ACCESS_LOG = "x-headroom-access-log"
-HEADROOM_NAMESPACE = "headroom"
-WATCHED_REQUEST_ID = "request_id"  # what we call the request there
-USAGE_PROMPT_TOKENS = "prompt_tokens"
-USAGE_COMPLETION_TOKENS = "completion_tokens"
-USAGE_CACHED_TOKENS = "cached_tokens"
+ACCESS_LOG: Final = "x-headroom-access-log"
+HEADROOM_NAMESPACE: Final = "headroom"
+WATCHED_REQUEST_ID: Final = "request_id"  # what we call the request there
+USAGE_PROMPT_TOKENS: Final = "prompt_tokens"
+USAGE_COMPLETION_TOKENS: Final = "completion_tokens"
+USAGE_CACHED_TOKENS: Final = "cached_tokens"
 
 # What steers routing is ours to say or is meant for us alone: from a client it never reaches a model server.
-STRIPPED_FROM_CLIENTS = (
+STRIPPED_FROM_CLIENTS: Final = (
     DESTINATION,
     DESTINATION_SCORES,
     DESTINATION_SERVED,

@@ -4,9 +4,11 @@ Only where it is worth it: a body message is two fields around bytes that we do 
 are the same bytes over and over. Everything else goes through protobuf's own objects.
 """
 
-TRUE = b"\x01"
+from typing import Final
 
-_MAX_LENGTH_BYTES = 4  # 256 MiB: more than any transport lets through
+TRUE: Final = b"\x01"
+
+_MAX_LENGTH_BYTES: Final = 4  # 256 MiB: more than any transport lets through
 
 
 def varint(value: int) -> bytes:

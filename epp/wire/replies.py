@@ -19,12 +19,12 @@ from epp.wire.protobuf import field, varint
 from epp.wire.table import Kind, Side
 
 # Envoy takes pieces of any size; proxies with a cap of 64 KiB per message do not. llm-d uses the same number.
-MAX_PIECE_BYTES = 62_000
+MAX_PIECE_BYTES: Final = 62_000
 
-_STRIPPED = frozenset(STRIPPED_FROM_CLIENTS)
+_STRIPPED: Final = frozenset(STRIPPED_FROM_CLIENTS)
 
 # The nearest gRPC status of an HTTP status that we may answer; any other is UNKNOWN (2).
-_GRPC_STATUS = {
+_GRPC_STATUS: Final = {
     400: 3,  # INVALID_ARGUMENT
     401: 16,  # UNAUTHENTICATED
     403: 7,  # PERMISSION_DENIED
@@ -47,26 +47,26 @@ _GRPC_STATUS = {
 # --- the fields that we write: tags, which are a field's number and wire type -----------------------------------------
 
 # Of `ProcessingResponse`, by the part of a message that it answers:
-_HEADERS_REPLY = {Side.REQUEST: 0x0A, Side.RESPONSE: 0x12}
-_BODY_REPLY = {Side.REQUEST: 0x1A, Side.RESPONSE: 0x22}
-_TRAILERS_REPLY = {Side.REQUEST: 0x2A, Side.RESPONSE: 0x32}
-_DYNAMIC_METADATA = 0x42
+_HEADERS_REPLY: Final = {Side.REQUEST: 0x0A, Side.RESPONSE: 0x12}
+_BODY_REPLY: Final = {Side.REQUEST: 0x1A, Side.RESPONSE: 0x22}
+_TRAILERS_REPLY: Final = {Side.REQUEST: 0x2A, Side.RESPONSE: 0x32}
+_DYNAMIC_METADATA: Final = 0x42
 # Of the answer to headers or a body, and what is in it (`CommonResponse`):
-_RESPONSE = 0x0A
-_HEADER_MUTATION = 0x12
-_BODY_MUTATION = 0x1A
-_CLEAR_ROUTE_CACHE = b"\x28\x01"
+_RESPONSE: Final = 0x0A
+_HEADER_MUTATION: Final = 0x12
+_BODY_MUTATION: Final = 0x1A
+_CLEAR_ROUTE_CACHE: Final = b"\x28\x01"
 # `BodyMutation` and `StreamedBodyResponse`:
-_BODY = 0x0A
-_CLEAR_BODY = b"\x10\x01"
-_STREAMED_RESPONSE = 0x1A
-_END_OF_STREAM = b"\x10\x01"
+_BODY: Final = 0x0A
+_CLEAR_BODY: Final = b"\x10\x01"
+_STREAMED_RESPONSE: Final = 0x1A
+_END_OF_STREAM: Final = b"\x10\x01"
 
 # --- the replies ------------------------------------------------------------------------------------------------------
 
 
 # The reply that changes nothing, to each part of a message.
-_EMPTY = {
+_EMPTY: Final = {
     (side, kind): field(tags[side], b"")
     for kind, tags in {
         Kind.HEADERS: _HEADERS_REPLY,

@@ -1,7 +1,9 @@
 """Reads server-sent events (WHATWG HTML, 9.2) as they pass by, however they are cut, in bounded memory."""
 
-_BOM = b"\xef\xbb\xbf"
-_DATA = b"data: "
+from typing import Final
+
+_BOM: Final = b"\xef\xbb\xbf"
+_DATA: Final = b"data: "
 
 
 class SseReader:

@@ -2,11 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from epp.wire.sse import SseReader
 
 # So many chunks are kept as they came; then they are joined, so that many small ones cost no more than their bytes.
-_MOST_CHUNKS = 256
+_MOST_CHUNKS: Final = 256
 
 
 class BodyWindow:

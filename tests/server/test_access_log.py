@@ -290,6 +290,9 @@ class Pipe:
     def finish(self) -> None:
         self.finished = True
 
+    def afterwards(self, action) -> None:
+        raise AssertionError("records are read at once")
+
 
 def test_records_reach_those_who_await_them_and_the_rest_is_counted():
     desk = Desk()

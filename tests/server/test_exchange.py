@@ -277,6 +277,23 @@ def test_a_reservation_is_released_exactly_once(way: str, modes) -> None:
     assert world.ends() == {cause: 1}
 
 
+@pytest.mark.parametrize("closed_before", [False, True])
+def test_the_last_reply_does_not_wait_for_the_end_to_be_counted(closed_before: bool) -> None:
+    world = World()
+    talk = world.post(COMPLETION)
+    talk.send(response_headers(200, SSE))
+    assert talk.exchange.receive(response_body(b"data: [DONE]\n\n", end=True))
+    assert sum(world.held()) == 1
+    if closed_before:
+        talk.close(cancelled=True)
+        assert world.ends() == {"natural": 1}
+    (put_off,) = talk.stream.put_off
+    put_off()
+    talk.close()
+    world.assert_nothing_is_left()
+    assert world.ends() == {"natural": 1}
+
+
 @pytest.mark.parametrize("nonsense", [b"\xff\xff\xff", b"", request_headers(HEAD)])
 def test_a_peer_that_breaks_the_protocol_is_lost_not_gone(nonsense: bytes) -> None:
     world = World()

@@ -45,6 +45,8 @@ class ToyExchange:
                 raise ZeroDivisionError("secret prompt")
             case b"last":
                 self.finished = True
+            case b"later":
+                self.stream.afterwards(lambda: self.received.append(b"put off"))
             case b"silence":
                 return []
             case b"three":
@@ -199,6 +201,14 @@ async def test_a_finished_exchange_ends_the_stream_after_its_reply(channel: aio.
     assert await rest_of(call) == [b"last"]
     assert await call.code() is grpc.StatusCode.OK
     assert (await toys.ended()).closings == [False]
+
+
+async def test_what_is_put_off_is_done_once_and_before_the_next_message(channel: aio.Channel, toys: Toys) -> None:
+    call = call_on(channel)
+    assert await talk(call, b"later", b"next") == [b"later", b"next"]
+    await call.done_writing()
+    exchange = await toys.ended()
+    assert exchange.received == [b"later", b"put off", b"next"]
 
 
 async def test_what_the_exchange_sends_of_its_own_accord_arrives_while_the_peer_is_silent(

@@ -19,7 +19,7 @@ import logging
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol
+from typing import Final, Protocol
 
 from epp.observe.logs import OncePer
 from epp.units import parse_duration_s
@@ -28,26 +28,26 @@ from epp.wire.access_log import Record
 logger = logging.getLogger(__name__)
 
 # After the end. Envoy flushes its log every second unless told otherwise.
-OVERDUE_S = 5.0
-MISSED_REPORTS = 3
-GRACE_S = 2.0
+OVERDUE_S: Final = 5.0
+MISSED_REPORTS: Final = 3
+GRACE_S: Final = 2.0
 
 # Records in a row that make them relied on: at first, and at most.
-FIRST_STREAK = 4
-LONGEST_STREAK = 1024
+FIRST_STREAK: Final = 4
+LONGEST_STREAK: Final = 1024
 # After so many times the needed streak an old disappointment is forgotten.
-FORGIVING = 16
+FORGIVING: Final = 16
 
 # Entries of those whose record has come that may stand among the due, beyond as many as are awaited.
-SPARE_DUE = 64
+SPARE_DUE: Final = 64
 
 # Requests that are named at one time while records are not relied on: enough to find out whether they come.
-MOST_ON_TRIAL = 1024
+MOST_ON_TRIAL: Final = 1024
 
 # Intervals that make sense as a promise, in seconds.
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.1, 600.0
 
-LOG_INTERVAL_S = 60.0
+LOG_INTERVAL_S: Final = 60.0
 
 OnRecord = Callable[[Record | None], None]
 

@@ -134,7 +134,9 @@ class Calls:
             self._stop_peer(queue.stream_id)
         assert queue.ending is not None
         status = queue.ending[0]
-        self._forget(stream, status, cancelled=status is _DEADLINE_EXCEEDED)
+        self._drop(stream)
+        # The exchange has said its last; what it still does about that may wait until that is written.
+        self.sender.put_off(partial(stream.close, status, cancelled=status is _DEADLINE_EXCEEDED))
 
     def _stop_peer(self, stream_id: int) -> None:
         """Tell the peer to send no more on a stream that is answered (RFC 9113, section 8.1)."""
@@ -142,6 +144,10 @@ class Calls:
 
     def _forget(self, stream: LeanStream, status: Status, *, cancelled: bool, lost: bool = False) -> None:
         """`stream` is no longer among the open ones."""
+        self._drop(stream)
+        stream.close(status, cancelled=cancelled, lost=lost)
+
+    def _drop(self, stream: LeanStream) -> None:
+        """Nothing more is sent of it, nor kept."""
         self._unfinished_bytes -= stream.unfinished_bytes
         self.sender.drop(stream.queue)
-        stream.close(status, cancelled=cancelled, lost=lost)

@@ -1,6 +1,7 @@
 """One HTTP/2 connection, without its I/O (RFC 9113): bytes in, bytes out, and what they mean for its streams.
 
-The owner feeds `receive` with what was read and writes what `take_output` gives, which after `closing` is the last.
+The owner feeds `receive` with what was read and writes what `take_output` gives, which after `closing` is the last;
+then it calls `after_output`, for what no output has to wait for.
 Nothing raises: a peer that breaks the protocol gets a GOAWAY that says so.
 
 Streams that have ended are forgotten at once. Frames of theirs may still be under way, so a frame for a stream with a
@@ -9,6 +10,7 @@ known number and no state is dropped; only one for a stream that was never opene
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from epp.server.lean import frames
 from epp.server.lean.calls import Calls, Clockwork
@@ -21,7 +23,7 @@ from epp.server.lean.stream import Method, ReceiveWindow
 logger = logging.getLogger(__name__)
 
 # Told in a PING right after the first GOAWAY; its echo says that the peer has seen both.
-DRAIN_PING = b"draining"
+DRAIN_PING: Final = b"draining"
 
 
 class Connection:
@@ -120,6 +122,17 @@ class Connection:
             self.closing = True
         out, sender.out = sender.out, []
         return out
+
+    def after_output(self) -> None:
+        """Do what was put off until the output was written (`epp.server.transport.Stream.afterwards`)."""
+        sender = self._sender
+        while sender.put_off_actions:
+            actions, sender.put_off_actions = sender.put_off_actions, []
+            for action in actions:
+                try:
+                    action()
+                except Exception:  # a bug, and nobody's stream waits for it
+                    logger.exception("what was put off failed")
 
     def ping(self) -> None:
         """Ask the peer for a sign of life."""

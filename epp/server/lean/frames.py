@@ -3,33 +3,46 @@
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
+from typing import Final
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+# Kinds.
+DATA: Final = 0x0
+HEADERS: Final = 0x1
+PRIORITY: Final = 0x2
+RST_STREAM: Final = 0x3
+SETTINGS: Final = 0x4
+PUSH_PROMISE: Final = 0x5
+PING: Final = 0x6
+GOAWAY: Final = 0x7
+WINDOW_UPDATE: Final = 0x8
+CONTINUATION: Final = 0x9
 
-ACK = END_STREAM = 0x1
-END_HEADERS = 0x4
-PADDED = 0x8
-PRIORITIZED = 0x20
+# Flags.
+ACK: Final = 0x1
+END_STREAM: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+PRIORITIZED: Final = 0x20
 
-HEADER_TABLE_SIZE = 0x1
-ENABLE_PUSH = 0x2
-MAX_CONCURRENT_STREAMS = 0x3
-INITIAL_WINDOW_SIZE = 0x4
-MAX_FRAME_SIZE = 0x5
-MAX_HEADER_LIST_SIZE = 0x6
+HEADER_TABLE_SIZE: Final = 0x1
+ENABLE_PUSH: Final = 0x2
+MAX_CONCURRENT_STREAMS: Final = 0x3
+INITIAL_WINDOW_SIZE: Final = 0x4
+MAX_FRAME_SIZE: Final = 0x5
+MAX_HEADER_LIST_SIZE: Final = 0x6
 
-DEFAULT_WINDOW_BYTES = 65_535
-MAX_WINDOW_BYTES = 2**31 - 1
-DEFAULT_FRAME_BYTES = 16_384
-MAX_STREAM_ID = 2**31 - 1
+DEFAULT_WINDOW_BYTES: Final = 65_535
+MAX_WINDOW_BYTES: Final = 2**31 - 1
+DEFAULT_FRAME_BYTES: Final = 16_384
+MAX_STREAM_ID: Final = 2**31 - 1
 
-HEAD_BYTES = 9
-_HEAD = struct.Struct(">HBBBI")  # length (its high 16 and low 8 bits), kind, flags, stream
-_SETTING = struct.Struct(">HI")
-_INCREMENT = struct.Struct(">HBBBII")
-_GOAWAY = struct.Struct(">HBBBIII")
+HEAD_BYTES: Final = 9
+_HEAD: Final = struct.Struct(">HBBBI")  # length (its high 16 and low 8 bits), kind, flags, stream
+_SETTING: Final = struct.Struct(">HI")
+_INCREMENT: Final = struct.Struct(">HBBBII")
+_GOAWAY: Final = struct.Struct(">HBBBIII")
 
 Bytes = bytes | bytearray
 
@@ -171,4 +184,4 @@ def goaway(last_stream_id: int, code: ErrorCode, reason: str = "") -> bytes:
     return _GOAWAY.pack(0, 8 + len(debug), GOAWAY, 0, 0, last_stream_id, code) + debug
 
 
-SETTINGS_ACK = frame(SETTINGS, ACK, 0, b"")
+SETTINGS_ACK: Final = frame(SETTINGS, ACK, 0, b"")

@@ -8,6 +8,7 @@ own blocks depend on one another: each begins by setting the table to 0 and is t
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from hpack import Decoder, Encoder, HPACKError
 
@@ -19,15 +20,17 @@ from epp.server.lean.status import Status
 HeaderList = list[tuple[bytes, bytes]]
 
 # Blocks that are larger are not worth keeping: they are not those that come again.
-_MAX_CACHED_BLOCK_BYTES = 1024
+_MAX_CACHED_BLOCK_BYTES: Final = 1024
 
-_NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")  # RFC 9110's token, in lower case as HTTP/2 wants it
-_BAD_VALUE = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]$")
-_PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
-_CONNECTION_SPECIFIC = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
-_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
-_UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-_ACCEPT_ENCODING = b",".join(ENCODINGS).decode()
+_NAME: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")  # RFC 9110's token, in lower case as HTTP/2 wants it
+_BAD_VALUE: Final = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]$")
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
+_CONNECTION_SPECIFIC: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+)
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_ACCEPT_ENCODING: Final = b",".join(ENCODINGS).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +145,9 @@ def _status(status: Status, message: str) -> list[tuple[str, str]]:
     return [("grpc-status", str(status.number)), *([("grpc-message", message)] if message else [])]
 
 
-_CONTENT_TYPE = ("content-type", "application/grpc")
+_CONTENT_TYPE: Final = ("content-type", "application/grpc")
 
-RESPONSE_HEADERS = _block((":status", "200"), _CONTENT_TYPE, ("grpc-accept-encoding", _ACCEPT_ENCODING))
+RESPONSE_HEADERS: Final = _block((":status", "200"), _CONTENT_TYPE, ("grpc-accept-encoding", _ACCEPT_ENCODING))
 
 
 @lru_cache(64)
@@ -160,7 +163,7 @@ def trailers_only(status: Status, message: str) -> bytes:
     return _block((":status", "200"), _CONTENT_TYPE, accept, *_status(status, message))
 
 
-OK_TRAILERS = trailers(Status.OK, "")
+OK_TRAILERS: Final = trailers(Status.OK, "")
 
 
 @lru_cache(8)

@@ -3,16 +3,17 @@
 import struct
 import zlib
 from collections.abc import Iterator
+from typing import Final
 
 from epp.server.lean.status import RpcFault, Status
 
-IDENTITY = b"identity"
+IDENTITY: Final = b"identity"
 # By name, what zlib needs to know to read it.
-_WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-ENCODINGS = (IDENTITY, *_WINDOW_BITS)
+_WINDOW_BITS: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+ENCODINGS: Final = (IDENTITY, *_WINDOW_BITS)
 
-PREFIX_BYTES = 5
-_PREFIX = struct.Struct(">BI")
+PREFIX_BYTES: Final = 5
+_PREFIX: Final = struct.Struct(">BI")
 
 
 def prefix(length: int) -> bytes:

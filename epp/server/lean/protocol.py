@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from epp.server.lean.calls import Clockwork
 from epp.server.lean.connection import Connection
@@ -10,10 +10,10 @@ from epp.server.lean.limits import LeanOptions
 from epp.server.lean.stream import Method
 
 # How long a peer that goes on reading has to take our last words.
-CLOSING_TIMEOUT_S = 5.0
+CLOSING_TIMEOUT_S: Final = 5.0
 
 # After announcing the end, how long to wait for the peer's word that it has heard.
-DRAIN_ECHO_TIMEOUT_S = 1.0
+DRAIN_ECHO_TIMEOUT_S: Final = 1.0
 
 
 class Connections(Protocol):
@@ -76,6 +76,7 @@ class LeanProtocol(asyncio.Protocol):
         for timer in self._timers:
             timer.cancel()
         self._connection.lost()
+        self._connection.after_output()
         self._open_connections.discard(self)
 
     # --- for the server -----------------------------------------------------------------------------------------------
@@ -110,15 +111,15 @@ class LeanProtocol(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._woken = False
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        out = self._connection.take_output()
-        if out:
-            transport.write(b"".join(out))
-        if self._connection.closing:
-            transport.close()
-            self._later(CLOSING_TIMEOUT_S, self.abort)
+        transport, connection = self._transport, self._connection
+        if transport is not None and not transport.is_closing():
+            out = connection.take_output()
+            if out:
+                transport.write(b"".join(out))
+            if connection.closing:
+                transport.close()
+                self._later(CLOSING_TIMEOUT_S, self.abort)
+        connection.after_output()
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from epp.server.lean.status import Status
 Bytes = bytes | memoryview
 
 # What stands before a message that is a frame of its own: `frames.head` and `messages.prefix` in one.
-_DATA_AND_PREFIX = struct.Struct(">HBBBIBI")
+_DATA_AND_PREFIX: Final = struct.Struct(">HBBBIBI")
 
 # Members of enums, found once: up to Python 3.11 to name one through its class takes as long as a call.
 _OK: Final = Status.OK
@@ -84,6 +84,9 @@ class SendQueue:
     def finish(self) -> None:
         self.end(_OK)
 
+    def afterwards(self, action: Callable[[], None]) -> None:
+        self._sender.put_off(action)
+
     def end(self, status: Status, message: str = "", *, at_once: bool = False) -> None:
         """End with this status once everything queued is sent; or, `at_once`, send nothing of it."""
         if self.over or (self.ending is not None and not at_once):
@@ -131,6 +134,7 @@ class Sender:
         window: what the peer takes on the connection now, in bytes.
         initial_window: of a new stream.
         unsent_bytes: queued over all streams.
+        put_off_actions: what is to be done when `out` is written, in order.
     """
 
     def __init__(self, max_frame_bytes: int, wake: Callable[[], None], ended: Callable[[SendQueue], None]) -> None:
@@ -140,6 +144,7 @@ class Sender:
             ended: called with each stream whose last frame is in `out`.
         """
         self.out: list[Bytes] = []
+        self.put_off_actions: list[Callable[[], None]] = []
         self.window = frames.DEFAULT_WINDOW_BYTES
         self.initial_window = frames.DEFAULT_WINDOW_BYTES
         self.unsent_bytes = 0
@@ -172,6 +177,12 @@ class Sender:
     def queued(self, queue: SendQueue, added_bytes: int) -> None:
         self.unsent_bytes += added_bytes
         self._line_up(queue)
+        if not self.corked:
+            self._wake()
+
+    def put_off(self, action: Callable[[], None]) -> None:
+        """Do this when `out` is written."""
+        self.put_off_actions.append(action)
         if not self.corked:
             self._wake()
 

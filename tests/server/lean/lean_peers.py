@@ -122,7 +122,9 @@ class Server:
     def talk(self, data: bytes) -> bytes:
         """What it answers to these bytes."""
         self.connection.receive(data)
-        return b"".join(self.connection.take_output())
+        output = b"".join(self.connection.take_output())
+        self.connection.after_output()
+        return output
 
     def assert_each_closed_once(self) -> None:
         assert [len(exchange.closings) for exchange in self.exchanges] == [1] * len(self.exchanges)

@@ -673,3 +673,40 @@ def test_a_peer_that_goes_away_is_let_go_after_its_last_stream() -> None:
     assert not server.connection.closing
     server.talk(data(1, b"", "END_STREAM"))
     assert server.connection.closing
+
+
+def test_what_is_put_off_is_done_after_the_output_and_once() -> None:
+    server = Server()
+    client = Client(server)
+    stream = client.open()
+    done: list[str] = []
+
+    def fails() -> None:
+        done.append("fails")
+        raise ZeroDivisionError
+
+    client.send(stream, framed(b"hello"))
+    queue = server.exchanges[0].stream
+    queue.afterwards(fails)
+    queue.afterwards(lambda: done.append("next"))
+    assert server.wakes  # somebody has to write, and then do it
+    server.connection.take_output()
+    assert done == []
+    server.connection.after_output()
+    server.connection.after_output()
+    assert done == ["fails", "next"]
+    assert server.connection.open_streams == 1
+
+
+def test_an_exchange_is_closed_when_its_last_frame_is_written() -> None:
+    server = Server()
+    client = Client(server)
+    stream = client.open()
+    client.h2.send_data(stream, framed(b"last"))
+    server.connection.receive(client.h2.data_to_send())
+    assert server.connection.take_output()
+    assert server.connection.open_streams == 0
+    assert server.exchanges[0].closings == []
+    server.connection.lost()
+    server.connection.after_output()
+    server.assert_each_closed_once()
