@@ -7,6 +7,7 @@ read, decided, begins to answer, gives its first token and ends; so all that is 
 Requests are chats that share the first half of their prompt with others. p50 and p99 are CPU time of single requests.
 
     python -m benchmarks.decide --stages              # only where the time goes
+    python -m benchmarks.decide --profile headroom    # only what this one costs
 """
 
 import argparse
@@ -26,6 +27,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks import predict
 from benchmarks._report import add_json_option, heading, medians, table, write
 from epp.config.build import build_pipeline
+from epp.config.builtins import BUILT_INS
 from epp.config.defaults import DEFAULT_CONFIG
 from epp.config.resolve import load_config
 from epp.director import Arrival, Assignment, Director
@@ -59,7 +61,12 @@ plugins:
 - type: random-picker
 """
 
-PROFILES = {"random": RANDOM_CONFIG, "default": DEFAULT_CONFIG, "predicted latency": PREDICTED_LATENCY_CONFIG}
+PROFILES = {
+    "random": RANDOM_CONFIG,
+    "default": DEFAULT_CONFIG,
+    "predicted latency": PREDICTED_LATENCY_CONFIG,
+    "headroom": BUILT_INS["headroom"].text,
+}
 ENDPOINTS = (4, 10, 100, 1_000)
 PROMPT_BYTES = (0, 1_000, 32_000, 400_000, 1_000_000)
 TARGET_US = {  # (profile, endpoints, prompt bytes): of the median, but for the last
@@ -68,7 +75,7 @@ TARGET_US = {  # (profile, endpoints, prompt bytes): of the median, but for the 
     ("default", 10, 400_000): 1000.0,
     ("predicted latency", 10, 1_000): 210.0,
 }
-TARGET_P99_US = {("predicted latency", 100, 1_000): 1000.0}
+TARGET_P99_US = {("predicted latency", 100, 1_000): 1000.0, ("headroom", 100, 1_000): 1000.0}
 
 PATH = "/v1/chat/completions"
 HEADERS = {
@@ -300,20 +307,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only the cases that have a target, in half a minute")
     parser.add_argument("--stages", action="store_true", help="only the stages")
+    parser.add_argument("--profile", choices=PROFILES, help="only the table of this one (default: stages, and all)")
     parser.add_argument("--rounds", type=int, default=10, help="(default: 10)")
     add_json_option(parser)
     options = parser.parse_args()
+    if options.stages and options.profile:
+        parser.error("--stages is the table that --profile leaves out: give one of them")
     trained = train(predict.job(predict.rows(np.random.default_rng(0), 3_000)))
 
     print(heading("numpy", "orjson"))
-    by_stage = stage_table(options.rounds, trained)
-    print("\nµs of CPU by stage: 10 endpoints, chats of 1 KB\n")
-    print(table(by_stage))
+    by_stage: list[Mapping[str, object]] = []
+    if options.profile is None:
+        by_stage = stage_table(options.rounds, trained)
+        print("\nµs of CPU by stage: 10 endpoints, chats of 1 KB\n")
+        print(table(by_stage))
     whole: list[dict[str, Any]] = []
     if not options.stages:
         cases = [(profile, endpoints, 1_000) for profile in PROFILES for endpoints in ENDPOINTS]
-        cases += [(profile, 10, size) for profile in ("default", "predicted latency") for size in PROMPT_BYTES]
+        cases += [(profile, 10, size) for profile in (*PROFILES,)[1:] for size in PROMPT_BYTES]
         cases = [case for case in dict.fromkeys(cases) if not options.quick or case in {*TARGET_US, *TARGET_P99_US}]
+        cases = [case for case in cases if options.profile in (None, case[0])]
         whole = whole_table(cases, options.rounds, 0.1 if options.quick else 0.2, trained)
         print("\nµs of CPU per request, from its parse to its end\n")
         print(table(whole))
