@@ -34,6 +34,7 @@ examples:
   epp lab run --trace AzureLLMInferenceTrace_conv.csv --pool h100x4 --load 0.8 --config mine.yaml --report out.html
   epp lab run --workload azure-conv --pool h100x4 --load 0.6 --fault slow2x@20s --metrics-interval 5s
   epp lab sweep --workload azure-conv --pool h100x4     how much each policy can carry within the targets
+  epp lab faults --policies ours,lmetric                while servers die, slow, restart and join
   epp lab table --quick             every workload, a few policies, a minute on two free cores
   epp lab fit --url http://10.0.0.1:8000 --model llama --out mine.json
   epp lab run --pool mine.jsonx4    that server, four times
@@ -54,6 +55,7 @@ def add_lab(commands: Any) -> None:
     _add_run(actions)
     _add_sweep(actions)
     _add_table(actions)
+    _add_faults(actions)
     _add_fit(actions)
     listing = actions.add_parser("list", help="print workloads, policies and shapes of servers")
     listing.set_defaults(run=_list)
@@ -173,6 +175,36 @@ def _table(arguments: argparse.Namespace) -> int:
         table.QUICK_SCALE if quick else table.SCALE,
     )
     write_out(compare(specs, knees, jobs), arguments, table.summary)
+    return 0
+
+
+def _add_faults(actions: Any) -> None:
+    faults = actions.add_parser(
+        "faults",
+        help="the same run while a server dies, slows, restarts or joins, and with metrics that are seldom read",
+        description="The same run in nine scenes: nothing wrong; a server dies, slows twofold, restarts empty, joins;\n"
+        "metrics pages read every 50 ms, 1 s, 5 s and never. What is attained, and how soon it has recovered.",
+    )
+    faults.set_defaults(run=_faults)
+    add_scene(faults)
+    faults.add_argument(
+        "--load", type=above_zero, default=0.6, metavar="X", help="rate as a share of the knee (default %(default)s)"
+    )
+    faults.add_argument("--json", type=new_file, metavar="FILE", help="also write every result there")
+    faults.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+
+
+def _faults(arguments: argparse.Namespace) -> int:
+    from epp.lab.comparison import knees_of, specs_of
+    from epp.lab.faults import faults_table, run_scenes
+
+    pair, jobs = scene_of(arguments), jobs_of(arguments)
+    knees = knees_of([pair], jobs)
+    policies = policies_of(arguments)
+    found = run_scenes(specs_of([pair], policies, [arguments.load], arguments.seeds, knees, like_of(arguments)), jobs)
+    print(faults_table(found, arguments.markdown))
+    if arguments.json is not None:
+        write_json(arguments.json, [r.plain() for _, rows in found for row in rows for r in row.results])
     return 0
 
 

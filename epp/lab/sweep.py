@@ -2,12 +2,12 @@
 
 Attainment falls as the rate rises. So the highest load that keeps a ratio is found by halving, over a grid of shares of
 the knee; between the last that keeps it and the first that does not, the crossing is put by linear interpolation. All
-seeds count together.
+seeds count together; a step is given up as soon as the seeds that are left could not change what it decides.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from epp.lab.parallel import Progress, map_in_order
@@ -27,7 +27,8 @@ class Goodput:
         knee_rps: of workload and pool.
         load_by_ratio: for each ratio of requests that keep their targets, the highest load that does, as a share of the
             knee; 0 if the lowest that was tried does not.
-        attainment_by_load: what was measured on the way.
+        loads_by_seed: the same of each seed alone, by what was measured on the way to that of all.
+        attainment_by_load: what was measured on the way, where it was with all seeds.
     """
 
     workload: str
@@ -35,7 +36,13 @@ class Goodput:
     policy: str
     knee_rps: float
     load_by_ratio: Mapping[float, float]
+    loads_by_seed: Mapping[float, Sequence[float]]
     attainment_by_load: Mapping[float, float]
+
+    @property
+    def spread_by_ratio(self) -> dict[float, float]:
+        """Standard deviation over the seeds; 0 of one."""
+        return {r: stdev(loads) if len(loads) > 1 else 0.0 for r, loads in self.loads_by_seed.items()}
 
     def rate_rps(self, ratio: float) -> float:
         return self.load_by_ratio[ratio] * self.knee_rps
@@ -72,31 +79,63 @@ def sweep(
         return map_in_order(_sweep_one, tasks, jobs, progress)
 
 
+class _Measured:
+    """Attainment at steps of the grid, by seed: each is run once, when it is first asked for."""
+
+    def __init__(self, task: _Task) -> None:
+        self._task = task
+        self._duration_s = task.like.duration_s or task.scale * workload_of(task.like.workload).run_s
+        self.by_step: dict[int, list[float]] = {}
+
+    def at(self, step: int) -> float:
+        """Mean of all seeds."""
+        while len(self.by_step.setdefault(step, [])) < self._task.seeds:
+            self._run_next(step)
+        return fmean(self.by_step[step])
+
+    def keeps(self, step: int, ratio: float) -> bool:
+        """Whether that is `ratio` at least. Stops where the seeds that are left cannot make it so any more."""
+        seeds, values = self._task.seeds, self.by_step.setdefault(step, [])
+        while len(values) < seeds and sum(values) + (seeds - len(values)) >= ratio * seeds:
+            self._run_next(step)
+        return len(values) == seeds and fmean(values) >= ratio
+
+    def _run_next(self, step: int) -> None:
+        task, values = self._task, self.by_step[step]
+        spec = replace(
+            task.like, rate_rps=step * GRID * task.knee_rps, duration_s=self._duration_s, seed=len(values) + 1
+        )
+        values.append(run_spec(spec).figures["attainment"] or 0.0)
+
+    def load_of_seed(self, number: int, ratio: float) -> float:
+        """As `highest_load` among the steps that were measured with this seed."""
+        at = {step: values[number] for step, values in self.by_step.items() if len(values) > number}
+        low = max((step for step, value in at.items() if value >= ratio), default=0)
+        high = min((step for step in at if step > low), default=None)
+        if low == 0 or high is None:
+            return low * GRID
+        return (low + (high - low) * (at[low] - ratio) / (at[low] - at[high])) * GRID
+
+
 def _sweep_one(task: _Task) -> Goodput:
-    spec, measured = task.like, dict[int, float]()
-    duration_s = spec.duration_s or task.scale * workload_of(spec.workload).run_s
-
-    def attainment(step: int) -> float:
-        if step not in measured:
-            rate_rps = step * GRID * task.knee_rps
-            runs = [
-                run_spec(replace(spec, rate_rps=rate_rps, duration_s=duration_s, seed=seed))
-                for seed in range(1, task.seeds + 1)
-            ]
-            measured[step] = fmean(run.figures["attainment"] or 0.0 for run in runs)
-        return measured[step]
-
-    loads = {ratio: highest_load(attainment, ratio) for ratio in RATIOS}
-    by_load = {step * GRID: measured[step] for step in sorted(measured)}
-    return Goodput(spec.workload, spec.pool, spec.policy, task.knee_rps, loads, by_load)
+    spec, measured = task.like, _Measured(task)
+    loads = {ratio: highest_load(measured.at, ratio, measured.keeps) for ratio in RATIOS}
+    by_seed = {ratio: tuple(measured.load_of_seed(n, ratio) for n in range(task.seeds)) for ratio in RATIOS}
+    whole = {step: fmean(v) for step, v in sorted(measured.by_step.items()) if len(v) == task.seeds}
+    by_load = {step * GRID: value for step, value in whole.items()}
+    return Goodput(spec.workload, spec.pool, spec.policy, task.knee_rps, loads, by_seed, by_load)
 
 
-def highest_load(attainment: Callable[[int], float], ratio: float) -> float:
-    """Where `attainment` of a step of the grid falls below `ratio`, by halving and interpolation."""
+def highest_load(
+    attainment: Callable[[int], float], ratio: float, keeps: Callable[[int, float], bool] | None = None
+) -> float:
+    """Where `attainment` of a step of the grid falls below `ratio`, by halving and interpolation. `keeps` says whether
+    it does not, if that is cheaper to know."""
     low, high = 0, MOST_STEPS + 1  # `low` keeps it, `high` does not, neither is measured to begin with
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if attainment(middle) >= ratio else (low, middle)
+        kept = attainment(middle) >= ratio if keeps is None else keeps(middle, ratio)
+        low, high = (middle, high) if kept else (low, middle)
     if low in (0, MOST_STEPS):
         return low * GRID
     above, below = attainment(low), attainment(high)

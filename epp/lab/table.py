@@ -8,6 +8,7 @@ from epp.lab.oracle import NAME as ORACLE
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.sweep import RATIOS, Goodput
 from epp.lab.text_report import grid, shown
+from epp.lab.verdict import OURS, Verdict, verdict
 from epp.lab.workloads.catalogue import WORKLOADS
 
 POOL = "h100x4"
@@ -26,17 +27,49 @@ _AT_LOADS = (0.5, 0.8)
 
 
 def summary(rows: Sequence[Row], markdown: bool) -> str:
-    """One table for each workload and pool: what each policy attains at each load, and its latencies."""
+    """One table for each workload and pool: what each policy attains at each load, and its latencies. Then where `ours`
+    stands by what it attains."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.workload, row.pool), []).append(row)
-    return "\n\n".join(_one(group, markdown) for group in groups.values())
+    tables = [_one(group, markdown) for group in groups.values()]
+    body, kept = [], []
+    for (workload, pool), group in groups.items():
+        by_load = _verdicts(group)
+        kept += [found.kept for found in by_load.values()]
+        body += [[f"{workload} on {pool}", f"{load:g}", found.words(".1%")] for load, found in by_load.items()]
+    if body:
+        tables.append(f"{_tally(kept)}\n\n{grid(['ours', 'load', 'verdict'], body, markdown)}")
+    return "\n\n".join(tables)
+
+
+def _verdicts(rows: Sequence[Row]) -> dict[float, Verdict]:
+    """By load. The oracle is no rival."""
+    found = {}
+    for load in sorted({row.load for row in rows}):
+        attained = {
+            row.policy: [result.figures["attainment"] or 0.0 for result in row.results]
+            for row in rows
+            if row.load == load and row.policy != ORACLE
+        }
+        if (one := verdict(attained)) is not None:
+            found[load] = one
+    return found
+
+
+def _tally(kept: Sequence[bool]) -> str:
+    return (
+        "targets (best, or tied with the best within the spread of the seeds): "
+        f"{sum(kept)} met, {kept.count(False)} missed"
+    )
 
 
 def _one(rows: Sequence[Row], markdown: bool) -> str:
     loads = sorted({row.load for row in rows})
     detailed = [load for load in loads if load in _AT_LOADS] or loads[:1]
     head = ["policy", *(f"attained at {load:g}" for load in loads)]
+    with_regret = loads if any(row.figures.get("regret_attainment") is not None for row in rows) else []
+    head += [f"regret at {load:g}" for load in with_regret]
     for load in detailed:
         head += [f"TTFT p50 at {load:g}", "p99", "TPOT p99", "hits"]
     by_policy: dict[str, dict[float, Row]] = {}
@@ -45,6 +78,7 @@ def _one(rows: Sequence[Row], markdown: bool) -> str:
     body = []
     for policy, by_load in by_policy.items():
         line = [policy, *(_figure(by_load.get(load), "attainment", ".1%") for load in loads)]
+        line += [_figure(by_load.get(load), "regret_attainment", "+.1%") for load in with_regret]
         for load in detailed:
             at = by_load.get(load)
             line += [_figure(at, "ttft_p50_ms", ".0f"), _figure(at, "ttft_p99_ms", ".0f")]
@@ -54,11 +88,11 @@ def _one(rows: Sequence[Row], markdown: bool) -> str:
 
 
 def _title(row: Row) -> str:
-    result = row.results[0]
+    result, seeds = row.results[0], len(row.results)
     return (
         f"{row.workload} on {row.pool}: knee {result.knee_rps or 0.0:.3g} rps; "
         f"targets: TTFT {result.targets.ttft_ms:g} ms, TPOT {result.targets.tpot_ms:g} ms; "
-        f"{result.spec.duration_s:g} s, {len(row.results)} seeds"
+        f"{result.spec.duration_s:g} s, {seeds} seed{'' if seeds == 1 else 's'}"
     )
 
 
@@ -73,13 +107,31 @@ def goodput_table(goodputs: Iterable[Goodput], markdown: bool) -> str:
     by_policy: dict[str, dict[tuple[str, str], Goodput]] = {}
     for g in goodputs:
         by_policy.setdefault(g.policy, {})[g.workload, g.pool] = g
-    head = ["policy", *(f"{w}{'' if p == POOL else f' on {p}'}" for w, p in pairs), "mean"]
-    tables = []
+    names = [f"{w}{'' if p == POOL else f' on {p}'}" for w, p in pairs]
+    head = ["policy", *names, "mean"]
+    oracle = by_policy.get(ORACLE)
+    tables, kept = [], []
     for ratio in RATIOS:
         body = []
         for policy, by_pair in by_policy.items():
             loads = [by_pair[pair].load_by_ratio[ratio] for pair in pairs]
-            body.append([policy, *(f"{load:.3f}" for load in loads), f"{fmean(loads):.3f}"])
+            spreads = [by_pair[pair].spread_by_ratio[ratio] for pair in pairs]
+            cells = [f"{a:.3f}" + (f" ±{b:.3f}" if b else "") for a, b in zip(loads, spreads, strict=True)]
+            body.append([policy, *cells, f"{fmean(loads):.3f}"])
         knees = ["1.0 is, rps", *(f"{next(iter(by_policy.values()))[pair].knee_rps:.3g}" for pair in pairs), ""]
         tables.append(f"Goodput at {ratio:.0%}: load, as a share of the knee\n\n{grid(head, [*body, knees], markdown)}")
+        standing = []
+        for name, pair in zip(names, pairs, strict=True):
+            by_seed = {p: g[pair].loads_by_seed[ratio] for p, g in by_policy.items() if p != ORACLE}
+            found = verdict(by_seed)
+            if found is None:
+                continue
+            kept.append(found.kept)
+            bound = 0.0 if oracle is None else oracle[pair].load_by_ratio[ratio]
+            share = by_policy[OURS][pair].load_by_ratio[ratio] / bound if bound else None
+            standing.append([name, shown(share, ".0%"), found.words(".3f")])
+        if standing:
+            tables.append(grid(["ours", "of the oracle", "verdict"], standing, markdown))
+    if kept:
+        tables.append(_tally(kept))
     return "\n\n".join(tables)

@@ -1,0 +1,98 @@
+"""Policies while something is wrong: a server dies, slows, restarts or joins, or metrics pages are read too seldom.
+
+Each scene is a run of the same schedule. A fault comes at two fifths of it, and what does not last to the end lasts a
+fifth. Recovery is read off the time line: it is over when attainment has come back, and stays for a while, to what it
+was before the fault.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from epp.lab.comparison import Row, rows_of
+from epp.lab.parallel import Progress, map_in_order
+from epp.lab.result import Result
+from epp.lab.runs import run_spec
+from epp.lab.spec import DEFAULT_METRICS_INTERVAL_MS, RunSpec
+from epp.lab.text_report import grid, shown
+
+FAULT_AT_RATIO, FAULT_LASTS_RATIO = 0.4, 0.2
+_BACK_RATIO = 0.05  # so much below what it was before counts as recovered
+_STAYS_PARTS = 3  # of the time line
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """
+    Attributes:
+        fault: as `parse_fault` reads it, with `{at}` and `{lasts}` for its times; empty: none.
+        metrics_interval_ms: as of `RunSpec`.
+    """
+
+    name: str
+    fault: str = ""
+    metrics_interval_ms: tuple[float, float] | None = DEFAULT_METRICS_INTERVAL_MS
+
+
+SCENES = (
+    Scene("nothing"),
+    Scene("dies", "kill@{at}s+{lasts}s"),
+    Scene("slows 2x", "slow2x@{at}s+{lasts}s"),
+    Scene("restarts empty", "restart@{at}s+{lasts}s"),
+    Scene("joins", "add@{at}s"),
+    Scene("metrics every 50 ms", metrics_interval_ms=(50.0, 50.0)),
+    Scene("metrics every 1 s", metrics_interval_ms=(1e3, 1e3)),
+    Scene("metrics every 5 s", metrics_interval_ms=(5e3, 5e3)),
+    Scene("metrics never", metrics_interval_ms=None),
+)
+
+
+def spec_in(scene: Scene, spec: RunSpec) -> RunSpec:
+    """That run in this scene."""
+    at_s, lasts_s = FAULT_AT_RATIO * spec.duration_s, FAULT_LASTS_RATIO * spec.duration_s
+    faults = (scene.fault.format(at=f"{at_s:g}", lasts=f"{lasts_s:g}"),) if scene.fault else ()
+    return replace(spec, faults=faults, metrics_interval_ms=scene.metrics_interval_ms)
+
+
+def run_scenes(specs: Sequence[RunSpec], jobs: int) -> list[tuple[Scene, list[Row]]]:
+    """All of them in each scene. Raises `Problem`."""
+    tasks = [spec_in(scene, spec) for scene in SCENES for spec in specs]
+    with Progress(len(tasks), "runs") as progress:
+        results = map_in_order(run_spec, tasks, jobs, progress)
+    return [(s, rows_of(results[i * len(specs) : (i + 1) * len(specs)])) for i, s in enumerate(SCENES)]
+
+
+def recovery_s(result: Result) -> float | None:
+    """From the fault until attainment is back; 0 if it never went; `None` if it does not come back in the run."""
+    at_s = FAULT_AT_RATIO * result.spec.duration_s
+    parts = [(p["at_s"] or 0.0, p["attainment"]) for p in result.timeline]
+    warm_s = result.spec.warmup_ratio * result.spec.duration_s
+    before = [kept for when_s, kept in parts if warm_s <= when_s < at_s and kept is not None]
+    after = [(when_s, kept) for when_s, kept in parts if when_s >= at_s and kept is not None]
+    if not before:
+        return None
+    enough = fmean(before) - _BACK_RATIO
+    for i in range(len(after) - _STAYS_PARTS + 1):
+        if all(kept >= enough for _, kept in after[i : i + _STAYS_PARTS]):
+            return max(after[i][0] - at_s, 0.0)
+    return None
+
+
+def faults_table(found: Sequence[tuple[Scene, Sequence[Row]]], markdown: bool) -> str:
+    """One row for each scene and policy."""
+    head = ["scene", "policy", "attained", "recovered after s", "failed", "largest share"]
+    body = []
+    for scene, rows in found:
+        for row in rows:
+            times = [recovery_s(result) for result in row.results] if scene.fault else []
+            known = [time_s for time_s in times if time_s is not None]
+            back = "–" if not times else f"{fmean(known):.1f}" if len(known) == len(times) else "not in the run"
+            share = fmean(largest_share(result) for result in row.results)
+            attained, failed = row.figures["attainment"], row.figures["failed"]
+            body.append([scene.name, row.policy, shown(attained, ".1%"), back, shown(failed, ".0f"), f"{share:.0%}"])
+    return grid(head, body, markdown)
+
+
+def largest_share(result: Result) -> float:
+    """Of the requests, at the server that had most."""
+    return max(figures["share"] or 0.0 for figures in result.servers.values())

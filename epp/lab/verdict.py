@@ -1,0 +1,48 @@
+"""Who is ahead, and whether it is more than chance.
+
+Policies meet the same schedules, so seeds are compared in pairs: what counts is the mean of the differences to the best
+other policy, against their standard deviation over the seeds. One seed has no spread, and its verdict says little.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+OURS = "ours"
+
+
+class Verdict(NamedTuple):
+    """
+    Attributes:
+        rival: the best other policy, by its mean.
+        ahead: of it, on average; below 0: behind.
+        spread: standard deviation of that over the seeds; 0 of one seed.
+    """
+
+    rival: str
+    ahead: float
+    spread: float
+
+    @property
+    def kept(self) -> bool:
+        """Best, or not to be told from the best."""
+        return self.ahead >= -self.spread
+
+    def words(self, how: str) -> str:
+        """`how`: the format of a difference."""
+        if abs(self.ahead) <= self.spread or self.ahead == 0.0:
+            return f"tied with {self.rival} ({self.ahead:+{how}} ±{self.spread:{how}})"
+        if self.ahead > 0.0:
+            return f"best, {self.rival} is {self.ahead:{how}} behind"
+        return f"behind {self.rival} by {-self.ahead:{how}}"
+
+
+def verdict(values: Mapping[str, Sequence[float]]) -> Verdict | None:
+    """Of `OURS`; `values` of each policy by seed, more is better. `None`: there is nobody to compare with."""
+    mine = values.get(OURS)
+    others = {name: theirs for name, theirs in values.items() if name != OURS and len(theirs) == len(mine or ())}
+    if not mine or not others:
+        return None
+    rival = max(others, key=lambda name: fmean(others[name]))
+    ahead = [a - b for a, b in zip(mine, others[rival], strict=True)]
+    return Verdict(rival, fmean(ahead), stdev(ahead) if len(ahead) > 1 else 0.0)

@@ -1,0 +1,28 @@
+"""What `headroom` keeps while something is wrong."""
+
+import pytest
+
+from epp.lab.comparison import rows_of
+from epp.lab.faults import SCENES, faults_table, largest_share, recovery_s, spec_in
+from epp.lab.runs import run_spec
+from epp.lab.spec import RunSpec
+
+SPEC = RunSpec("azure-conv", "h100x3", "ours", rate_rps=24.0, duration_s=20.0)
+BY_NAME = {scene.name: scene for scene in SCENES}
+
+
+def test_headroom_recovers_from_a_server_that_dies() -> None:
+    scene = BY_NAME["dies"]
+    result = run_spec(spec_in(scene, SPEC))
+    recovered_s = recovery_s(result)
+    assert result.figures["failed"]
+    assert recovered_s is not None
+    assert recovered_s < 10.0
+    assert "dies" in faults_table([(scene, rows_of([result]))], markdown=True)
+
+
+@pytest.mark.parametrize("name", ["metrics every 5 s", "metrics never"])
+def test_stale_metrics_do_not_send_everything_to_one_server(name: str) -> None:
+    result = run_spec(spec_in(BY_NAME[name], SPEC))
+    assert largest_share(result) < 0.5
+    assert (result.figures["attainment"] or 0.0) > 0.95
