@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks._report import add_json_option, add_python_option, build_of, heading, progress_to_stderr, table, write
-from benchmarks.load.cases import Case, run
+from benchmarks.load.cases import BASE, Case, run
 from benchmarks.load.measuring import end_on_sigterm
 from benchmarks.load.rig import Setup
 from benchmarks.load.rows import Row, shown
@@ -137,7 +137,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
     if arguments.list:
-        print("\n".join(f"{case.name:28}{case.load(0)}" for case in CASES))
+        print("\n".join(f"{case.name:28}{in_words(case)}" for case in CASES))
         return
     wanted = set(arguments.case) if arguments.case else TARGET_CASES if arguments.quick else set(known)
     end_on_sigterm()
@@ -162,6 +162,30 @@ def main() -> None:
     results = {"picker": build, "cases": [asdict(row) for row in rows], "targets": verdicts, "failed": failed}
     write(results, arguments.json, *PACKAGES)
     sys.exit(1 if failed else 0)
+
+
+def in_words(case: Case) -> str:
+    """What is sent, at what pace, and to what: one line."""
+    setup = case.setup
+    body = f"{case.body_bytes:,} bytes" if case.body_bytes else "no body"
+    answer = f"{case.tokens:,} tokens streamed" if case.tokens else "JSON answer"
+    words = [f"{body}, {answer}"]
+    if case.interval_us and case.paced_tokens < case.tokens:
+        words.append(f"the first {case.paced_tokens:,} at {case.interval_us / 1e3:g} ms each, the rest at once")
+    elif case.interval_us:
+        words.append(f"{case.interval_us / 1e3:g} ms each")
+    if case.rate:
+        words.append(f"{case.rate:g} requests/s")
+    elif case.connections:
+        words.append(f"{case.connections} connections")
+    else:
+        words.append("as many connections as fill Envoy" if case.tokens else "64 connections")
+    words.append(f"{setup.profile} profile, {setup.bootstrap} bootstrap, {setup.endpoints:,} endpoints")
+    if setup.transport != BASE.transport:
+        words.append(f"{setup.transport} transport")
+    if setup.scraping:
+        words.append("reading metrics pages")
+    return "; ".join(words)
 
 
 def judge(rows: Sequence[Row]) -> list[Mapping[str, object]]:
