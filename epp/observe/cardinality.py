@@ -5,7 +5,7 @@ under the same.
 """
 
 from collections.abc import Collection, Hashable
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from epp.inference.request import Request
 
@@ -43,7 +43,7 @@ class RequestLabels:
     tenants fold first, then models.
     """
 
-    NAMES = ("model_name", "target_model_name", "fairness_id", "priority")
+    NAMES: ClassVar[tuple[str, ...]] = ("model_name", "target_model_name", "fairness_id", "priority")
 
     def __init__(self) -> None:
         self._models = Admission(MAX_LABEL_VALUES, ("",))
