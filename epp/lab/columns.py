@@ -11,6 +11,7 @@ import numpy as np
 
 from epp.lab.servers import Server
 from epp.scheduling.data import FloatArray
+from epp.sim.decoders import Decoders
 from epp.sim.engine import Engine
 from epp.sim.sequence import Sequence
 
@@ -23,6 +24,8 @@ class Newcomer(NamedTuple):
     Attributes:
         uncached_tokens, prefill_s: of its prompt what the server has not cached, and what that takes.
         ttft_allowed_s, tpot_allowed_s: for the first token, and for each after it.
+        later_tokens: of its answer, after the first.
+        later_allowed_s: for all of these; if there are none, there is one that does not count.
     """
 
     prompt_tokens: int
@@ -31,16 +34,8 @@ class Newcomer(NamedTuple):
     prefill_s: float
     ttft_allowed_s: float
     tpot_allowed_s: float
-
-    @property
-    def later_tokens(self) -> int:
-        """Of its answer, after the first."""
-        return max(self.output_tokens - 1, 0)
-
-    @property
-    def later_allowed_s(self) -> float:
-        """For all of these; if there are none, there is one that does not count."""
-        return max(self.output_tokens - 1, 1) * self.tpot_allowed_s
+    later_tokens: int
+    later_allowed_s: float
 
 
 Placed = Mapping[int, Newcomer]
@@ -84,34 +79,44 @@ class DecodingTable:
 
     def __init__(self) -> None:
         self._table = np.empty((_FIRST_ROWS, len(Decoding._fields)))
-        self._rows: dict[Sequence, tuple[int, int]] = {}  # since when it decodes, and where it is in the table
+        self._rows: dict[Sequence, int] = {}  # where it is in the table
+        self._seen: tuple[Decoders, int, int] | None = None  # at the last look; as long as it is so, the same decode
+        self._found = self._table[:0]  # at the last look
 
     def look(self, server: Server, placed: Placed) -> Decoding:
         scheduler = server.engine.scheduler
-        rows = []
-        for sequence in scheduler.running:
-            since = sequence.decoding_since
-            if since is None:
-                continue
-            known = self._rows.get(sequence)
-            if known is not None and known[0] == since:
-                rows.append(known[1])
-            elif (row := self._note(sequence, since, server, placed)) is not None:
-                rows.append(row)
-        table = self._table[rows]
-        if len(self._rows) > 2 * _FIRST_ROWS and len(self._rows) > 4 * len(rows):
-            self._rows.clear()  # most have ended; the others are noted again
-        return Decoding(table[:, 0] - scheduler.decoders.steps, *table.T[1:])
+        decoders = scheduler.decoders
+        seen = decoders, decoders.changes, scheduler.preemptions
+        if seen != self._seen:
+            preempted = self._seen is not None and seen[2] != self._seen[2]
+            most_ended = len(self._rows) > max(2 * _FIRST_ROWS, 4 * len(scheduler.running))
+            if preempted or most_ended:
+                self._rows.clear()  # the others are noted again, and as they now are
+            self._found = self._table_of(server, placed)
+            self._seen = seen
+        found = self._found
+        return Decoding(found[:, 0] - decoders.steps, *found.T[1:])
+
+    def _table_of(self, server: Server, placed: Placed) -> FloatArray:
+        running = server.engine.scheduler.running
+        rows: list[int] = []
+        for sequence, known in zip(running, map(self._rows.get, running), strict=True):
+            if known is not None:
+                rows.append(known)
+            elif sequence.decoding_since is not None:
+                row = self._note(sequence, sequence.decoding_since, server, placed)
+                if row is not None:
+                    rows.append(row)
+        return self._table[rows]
 
     def _note(self, sequence: Sequence, since: int, server: Server, placed: Placed) -> int | None:
         live = server.live.get(sequence.request.id)
         if live is None:
             return None
-        new, request = placed[id(live.planned)], sequence.request
-        _, row = self._rows.get(sequence, (since, len(self._rows)))
+        new, request, row = placed[id(live.planned)], sequence.request, len(self._rows)
         if row == len(self._table):
             self._table = np.concatenate((self._table, np.empty_like(self._table)))
-        self._rows[sequence] = since, row
+        self._rows[sequence] = row
         self._table[row] = (  # in the order of `Decoding`
             since + request.output_tokens - sequence.produced_tokens,
             live.first_token_s,
@@ -141,30 +146,32 @@ class Line(NamedTuple):
     prompt_tokens: int
 
 
-def line_of(server: Server, placed: Placed, now_s: float, late_ratio: float) -> Line:
-    """`late_ratio`: who is expected after so much of the time allowed is late."""
+def line_of(server: Server, placed: Placed, now_s: float, rest_s: float, late_ratio: float) -> Line:
+    """`rest_s`: see `rest_of_step_s`. `late_ratio`: who is expected after so much of the time allowed is late."""
     engine, scheduler = server.engine, server.engine.scheduler
-    starts_s = now_s + rest_of_step_s(engine, now_s)
+    starts_s = now_s + rest_s
     in_step_tokens = engine.config.max_batched_tokens - scheduler.decoders.count
     line_s, line_tokens, waiting_tokens, prompt_tokens = 0.0, 0, 0, 0
     rows = []
+    find = server.live.get
     for sequence in (*scheduler.prefilling, *scheduler.waiting, *(s for _, s in engine.arriving)):
-        live = server.live.get(sequence.request.id)
+        live = find(sequence.request.id)
         if live is None:
             continue
         new = placed[id(live.planned)]
+        its_tokens = sequence.tokens
         if sequence.blocks:
-            tokens = sequence.tokens - sequence.computed_tokens
+            tokens = its_tokens - sequence.computed_tokens
             in_step = min(tokens, in_step_tokens)
             in_step_tokens -= in_step
             tokens -= in_step
-            line_s += prefill_s(engine, tokens, sequence.tokens)
+            line_s += prefill_s(engine, tokens, its_tokens)
         else:
             tokens = new.uncached_tokens
             waiting_tokens += tokens
             line_s += new.prefill_s
         line_tokens += tokens
-        prompt_tokens += sequence.tokens
+        prompt_tokens += its_tokens
         in_time = starts_s + line_s - live.served.at_s <= late_ratio * new.ttft_allowed_s
         rows.append((new.later_tokens, new.later_allowed_s, in_time, line_s))
     columns = np.array(rows, float) if rows else np.empty((0, 4))

@@ -30,6 +30,7 @@ from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import FloatArray
 from epp.scheduling.plugin import Parameters, Picker, Services
+from epp.sim.engine import Engine
 from epp.sim.workload import TPOT_SLO_HEADER, TTFT_SLO_HEADER
 
 _MOST_PREFILL_RATIO = 0.9
@@ -120,6 +121,31 @@ class _Known:
         self._at_s = now_s
 
 
+class _Asked(NamedTuple):
+    """What a request comes to wherever it goes: the fields of `Newcomer` by these names."""
+
+    prompt_tokens: int
+    output_tokens: int
+    ttft_allowed_s: float
+    tpot_allowed_s: float
+    later_tokens: int
+    later_allowed_s: float
+
+    @classmethod
+    def of(cls, request: LabRequest) -> "_Asked":
+        ttft_s, tpot_s = _allowed_s(request)
+        output_tokens = request.output_tokens
+        later_allowed_s = max(output_tokens - 1, 1) * tpot_s
+        return cls(tokens_of(request.prompt), output_tokens, ttft_s, tpot_s, max(output_tokens - 1, 0), later_allowed_s)
+
+    def at(self, engine: Engine, hashes: Sequence[int]) -> Newcomer:
+        """`hashes`: of the blocks that could be cached."""
+        cached = engine.scheduler.kv.match(hashes)
+        uncached_tokens = self.prompt_tokens - len(cached) * engine.config.block_tokens
+        seconds = prefill_s(engine, uncached_tokens, self.prompt_tokens)
+        return Newcomer(self.prompt_tokens, uncached_tokens, self.output_tokens, seconds, *self[2:])
+
+
 class OraclePicker(Picker):
     """See the module's text."""
 
@@ -141,6 +167,8 @@ class OraclePicker(Picker):
         now_s, request = cycle.now_s, self._foresight.arriving
         self._arrived += 1
         time_price = _TIME_PRICE * self._arrived / max(now_s, _RATE_SINCE_S) / len(candidates)
+        asked = _Asked.of(request)
+        hashes_by_size: dict[int, tuple[int, ...]] = {}
         best: tuple[float, int, _Known, Newcomer] | None = None
         for row in candidates.rows.tolist():
             server = self._foresight.server(candidates.snapshot.endpoints[row].name)
@@ -149,7 +177,13 @@ class OraclePicker(Picker):
             known = self._servers.get(server.spec.name)
             if known is None:
                 known = self._servers[server.spec.name] = _Known(Stakes(server, self._placed), self._belief.window_s)
-            new = self._newcomer(request, server)
+            config = server.engine.config
+            hashes = hashes_by_size.get(config.block_tokens)
+            if hashes is None:
+                full_blocks = (asked.prompt_tokens - 1) // config.block_tokens
+                hashes = self._foresight.block_hashes.of(request.prompt, config.block_tokens)[:full_blocks]
+                hashes_by_size[config.block_tokens] = hashes
+            new = asked.at(server.engine, hashes)
             expected = Expected(self._belief.followed_ratio, known.prefill_ratio(now_s))
             outlook = known.stakes.outlook(new, now_s, expected)
             if self._rule is Rule.NOBODY_GIVEN_UP:
@@ -165,15 +199,6 @@ class OraclePicker(Picker):
         known.given(new.prefill_s, now_s)
         self._placed[id(request)] = new
         return (row,)
-
-    def _newcomer(self, request: LabRequest, server: Server) -> Newcomer:
-        engine, prompt_tokens = server.engine, tokens_of(request.prompt)
-        block_tokens = engine.config.block_tokens
-        hashes = self._foresight.block_hashes.of(request.prompt, block_tokens)
-        cached = engine.scheduler.kv.match(hashes[: (prompt_tokens - 1) // block_tokens])
-        uncached_tokens = prompt_tokens - len(cached) * block_tokens
-        seconds = prefill_s(engine, uncached_tokens, prompt_tokens)
-        return Newcomer(prompt_tokens, uncached_tokens, request.output_tokens, seconds, *_allowed_s(request))
 
 
 def _allowed_s(request: LabRequest) -> tuple[float, float]:

@@ -14,6 +14,7 @@ R = TypeVar("R")
 
 _WIDTH = 30
 _REDRAW_S = 0.2
+_LINE_S = 30.0  # between two lines where there is no terminal
 
 
 def cores() -> int:
@@ -22,15 +23,18 @@ def cores() -> int:
 
 
 class Progress:
-    """A bar on a terminal, `total` steps long; elsewhere nothing. Costs a line, which it clears at its end."""
+    """A bar on a terminal, `total` steps long; it costs a line, which it clears at its end. Elsewhere a line every half
+    minute, so that short work says nothing. `clock`: in seconds, monotonic."""
 
-    def __init__(self, total: int, what: str, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, total: int, what: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._total, self._what = total, what
         self._stream = stream or sys.stderr
         self._shown = self._stream.isatty()
         self._done = 0
-        self._started_s = time.monotonic()
-        self._drawn_s = float("-inf")
+        self._clock = clock
+        self._started_s = self._drawn_s = clock()
 
     def __enter__(self) -> "Progress":
         self._draw()
@@ -43,24 +47,41 @@ class Progress:
 
     def step(self) -> None:
         self._done += 1
-        if time.monotonic() - self._drawn_s >= _REDRAW_S or self._done == self._total:
+        since_drawn_s = self._clock() - self._drawn_s
+        if self._shown and (since_drawn_s >= _REDRAW_S or self._done == self._total):
             self._draw()
+        elif not self._shown and since_drawn_s >= _LINE_S and self._done < self._total:
+            self._say()
 
     def _draw(self) -> None:
         if not self._shown:
             return
-        self._drawn_s = time.monotonic()
-        passed_s = self._drawn_s - self._started_s
+        self._drawn_s = self._clock()
         filled = _WIDTH * self._done // max(self._total, 1)
-        left = f", {passed_s / self._done * (self._total - self._done):.0f} s left" if self._done else ""
         bar = "█" * filled + "·" * (_WIDTH - filled)
-        self._stream.write(f"\r\x1b[K{bar} {self._done}/{self._total} {self._what}{left}")
+        self._stream.write(f"\r\x1b[K{bar} {self._count()}")
         self._stream.flush()
 
+    def _say(self) -> None:
+        self._drawn_s = self._clock()
+        self._stream.write(f"{self._count()}\n")
+        self._stream.flush()
 
-def map_in_order(work: Callable[[T], R], tasks: Sequence[T], jobs: int, progress: Progress) -> list[R]:
+    def _count(self) -> str:
+        passed_s = self._drawn_s - self._started_s
+        left = f", {passed_s / self._done * (self._total - self._done):.0f} s left" if self._done else ""
+        return f"{self._done}/{self._total} {self._what}{left}"
+
+
+def map_in_order(
+    work: Callable[[T], R],
+    tasks: Sequence[T],
+    jobs: int,
+    progress: Progress,
+    cost: Callable[[T], float] = lambda task: 0.0,
+) -> list[R]:
     """`work` of each task, in the order of the tasks. With one job in this process. What it raises is raised, and ends
-    the processes at once, as Ctrl-C does."""
+    the processes at once, as Ctrl-C does. What costs most is begun first, so that all processes end together."""
     if jobs <= 1 or len(tasks) <= 1:
         results = []
         for task in tasks:
@@ -68,9 +89,10 @@ def map_in_order(work: Callable[[T], R], tasks: Sequence[T], jobs: int, progress
             progress.step()
         return results
     done: dict[int, R] = {}
+    dearest_first = sorted(range(len(tasks)), key=lambda number: -cost(tasks[number]))
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(jobs, len(tasks)), initializer=_leave_interrupts_to_the_parent) as pool:
-        waiting: dict[Future[R], int] = {pool.submit(work, task): number for number, task in enumerate(tasks)}
+        waiting: dict[Future[R], int] = {pool.submit(work, tasks[number]): number for number in dearest_first}
         try:
             while waiting:
                 ready, _ = wait(waiting, return_when=FIRST_COMPLETED)

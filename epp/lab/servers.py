@@ -48,7 +48,7 @@ class Server:
 
     @property
     def preemptions(self) -> int:
-        return self._earlier_preemptions + self.engine.metrics().preemptions_total
+        return self._earlier_preemptions + self.engine.scheduler.preemptions
 
     def take_live(self) -> list[Live]:
         """What runs there; the engine forgets it."""

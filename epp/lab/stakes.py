@@ -77,12 +77,13 @@ class Stakes:
 
     def outlook(self, new: Newcomer, now_s: float, expected: Expected) -> Outlook:
         """See the module's text."""
+        rest_s = rest_of_step_s(self._server.engine, now_s)
         decoding = self._table.look(self._server, self._placed)
-        line = line_of(self._server, self._placed, now_s, _LATE_RATIO)
+        line = line_of(self._server, self._placed, now_s, rest_s, _LATE_RATIO)
         pace = self._pace(new, decoding, line)
         budget = max(self._server.engine.config.max_batched_tokens - len(decoding.left_tokens), 1)
         steps = max(-(-(line.prefill_tokens + new.uncached_tokens) // budget), 1)  # until all in line is computed
-        ttft_ratio = self._ttft_s(new, now_s, decoding, line, pace, steps) / new.ttft_allowed_s
+        ttft_ratio = self._ttft_s(new, rest_s, decoding, line, pace, steps) / new.ttft_allowed_s
         keeps = _likely(ttft_ratio, TTFT_SPREAD)
         left_tokens = np.concatenate((decoding.left_tokens, line.rows[:, 0]))
         used_up = ttft_ratio
@@ -95,10 +96,11 @@ class Stakes:
 
         allowed_s = np.concatenate((decoding.allowed_s, line.rows[:, 1]))
         hopeful = np.concatenate((decoding.hopeful, line.rows[:, 2]))
-        nothing = np.zeros(len(line.rows))
-        since_first_s = now_s + rest_of_step_s(self._server.engine, now_s) - decoding.first_s
-        spent_s = np.concatenate((since_first_s, nothing))
-        behind_s = line.prefill_s - np.concatenate((np.zeros(len(decoding.left_tokens)), line.rows[:, 3]))
+        decode = len(decoding.left_tokens)
+        spent_s = np.zeros(len(left_tokens))
+        np.subtract(now_s + rest_s, decoding.first_s, out=spent_s[:decode])
+        behind_s = np.full(len(left_tokens), line.prefill_s)
+        behind_s[decode:] -= line.rows[:, 3]
         # Nobody waits for more prefill than fits into the steps that he is in.
         most_s = left_tokens * ((line.prefill_s + new.prefill_s) / steps)
         stalled_s = np.minimum(behind_s, most_s)
@@ -119,11 +121,11 @@ class Stakes:
         after_ms = law.step_ms(0, count + 1, 0.0, context_tokens + new.prompt_tokens)
         return _Pace(law.base_ms * slow_s, before_ms * slow_s, after_ms * slow_s, count)
 
-    def _ttft_s(self, new: Newcomer, now_s: float, decoding: Decoding, line: Line, pace: _Pace, steps: int) -> float:
+    def _ttft_s(self, new: Newcomer, rest_s: float, decoding: Decoding, line: Line, pace: _Pace, steps: int) -> float:
         """Its way to the engine, the line, its own prompt, and before all of it room for them."""
         engine = self._server.engine
         config, running = engine.config, len(decoding.left_tokens)
-        rest_s, overhead_s = rest_of_step_s(engine, now_s), sum(config.overhead_ms) / 2e3
+        overhead_s = sum(config.overhead_ms) / 2e3
         starts_s = rest_s if rest_s > overhead_s else overhead_s + (pace.before_s / 2 if pace.sequences else 0.0)
         tokens = line.waiting_tokens + new.uncached_tokens - engine.scheduler.kv.free_blocks * config.block_tokens
         slots = pace.sequences + 1 - config.max_sequences
@@ -133,7 +135,7 @@ class Stakes:
 
 def _steps_until_room(decoding: Decoding, slots: int, tokens: int) -> float:
     """Until enough of those that decode have ended for so many slots and tokens of cache to be free."""
-    order = np.argsort(decoding.left_tokens)
+    order = decoding.left_tokens.argsort()
     ends = slots
     if tokens > 0:
         ends = max(ends, int(np.searchsorted(np.cumsum(decoding.context_tokens[order]), tokens)) + 1)
@@ -153,11 +155,11 @@ def _tpot_s(new: Newcomer, left_tokens: FloatArray, pace: _Pace, expected: Expec
 def _left_s(left_tokens: FloatArray, pace: _Pace, expected: Expected) -> FloatArray:
     """Until the end of each, without the newcomer and without what is in line."""
     followed = expected.followed_ratio
-    order = np.argsort(left_tokens)
+    order = left_tokens.argsort()
     passing = left_tokens[order]
     passing[1:] -= passing[:-1].copy()
     fewer_s = np.empty(len(order))
-    fewer_s[order] = np.cumsum(passing * (pace.base_s + pace.each_s * np.arange(len(order), 0, -1)))
+    fewer_s[order] = (passing * (pace.base_s + pace.each_s * np.arange(len(order), 0, -1))).cumsum()
     full_s = left_tokens * (pace.before_s / (1.0 - expected.prefill_ratio))
     left_s: FloatArray = followed * full_s + (1.0 - followed) * fewer_s
     return left_s

@@ -14,12 +14,14 @@ class Decoders:
         steps: how many there have been.
         count: sequences that decode.
         context_tokens: what they have computed, together.
+        changes: how often one joined or left.
     """
 
     def __init__(self, block_tokens: int) -> None:
         self.steps = 0
         self.count = 0
         self.context_tokens = 0
+        self.changes = 0
         self._block_tokens = block_tokens
         self._growing: list[dict[Sequence, None]] = [{} for _ in range(block_tokens)]  # by step, modulo block size
         self._ending: dict[int, dict[Sequence, None]] = {}  # by the step that makes the last token
@@ -33,6 +35,7 @@ class Decoders:
         """From the next step on it decodes. What was computed of it is all it has."""
         sequence.decoding_since = self.steps
         self.count += 1
+        self.changes += 1
         self.context_tokens += sequence.computed_tokens
         self._growing[self._phase(sequence)][sequence] = None
         self._ending.setdefault(self._end(sequence), {})[sequence] = None
@@ -51,6 +54,7 @@ class Decoders:
         sequence.produced_tokens += done
         sequence.decoding_since = None
         self.count -= 1
+        self.changes += 1
         self.context_tokens -= sequence.computed_tokens
 
     def advance(self) -> list[Sequence]:

@@ -66,6 +66,11 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self._refused_at: tuple[Sequence, int, int] | None = None  # who found too few blocks, and in which cache
 
+    @property
+    def preemptions(self) -> int:
+        """How many there have been."""
+        return self._totals.preemptions_total
+
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is; its slot and blocks are free at once."""
         if sequence in self.running:

@@ -1,5 +1,6 @@
 """`epp lab` from flags to files, and the arithmetic of sweeps, fits and comparisons."""
 
+import io
 import json
 import random
 import time
@@ -256,3 +257,22 @@ def test_work_in_processes_keeps_its_order_and_raises_what_it_raised() -> None:
         assert map_in_order(abs, [-3, 1, -2], 2, progress) == [3, 1, 2]
         with pytest.raises(Problem, match="h200"):
             map_in_order(parse_pool, ["h100", "h200"], 2, progress)
+
+
+def test_what_costs_most_is_begun_first() -> None:
+    """The last of four tasks for two processes: it would have to wait for an hour of sleep."""
+    with Progress(4, "runs") as progress, pytest.raises(ValueError, match="non-negative"):
+        map_in_order(time.sleep, [3600.0, 3600.0, 3600.0, -1.0], 2, progress, cost=lambda seconds: -seconds)
+
+
+def test_without_a_terminal_long_work_says_so_every_half_minute_and_short_work_nothing() -> None:
+    now_s, out = 0.0, io.StringIO()
+    with Progress(10, "runs", out, clock=lambda: now_s) as progress:
+        for _ in range(10):
+            now_s += 10.0
+            progress.step()
+    assert out.getvalue() == "3/10 runs, 70 s left\n6/10 runs, 40 s left\n9/10 runs, 10 s left\n"
+    with Progress(10, "runs", out := io.StringIO(), clock=lambda: now_s) as progress:
+        for _ in range(10):
+            progress.step()
+    assert out.getvalue() == ""
