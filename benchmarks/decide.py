@@ -95,6 +95,7 @@ ANSWER_HEADERS = {":status": "200", "content-type": "text/event-stream"}
 USAGE = Usage(prompt_tokens=250, completion_tokens=20, cached_tokens=0)
 WORDS = ("alpha", "beta", "gamma", "delta", "request", "pool", "server", "the", "a", "to", "of", "and")
 GROUPS, BODIES = 8, 64
+KEPT_CHAINS = 32  # of the stage that enters into a full index
 
 
 @dataclass
@@ -259,6 +260,14 @@ def stages(picker: Picker) -> Iterator[tuple[str, Callable[[], object]]]:
     index, snapshot = PrefixIndex(1 << 28), candidates.snapshot
     hashes = block_hashes(prompt, b"seed", 4 * MIN_BLOCK_SIZE_TOKENS)
     index.insert(snapshot.endpoints[0].id, hashes, 10_000)
+    # Chains that are new whenever their turn comes: a full index has dropped them meanwhile, and drops as many again.
+    chains = itertools.cycle([[block ^ number for block in hashes] for number in range(1, 1 + 2 * KEPT_CHAINS)])
+
+    def enter() -> None:
+        index.insert(snapshot.endpoints[1].id, next(chains), KEPT_CHAINS * len(hashes))
+
+    for _ in range(KEPT_CHAINS):
+        enter()
 
     def reserve() -> None:
         picker.ledger.reserve("stage", snapshot.endpoints[0].id, prefill_tokens=250)
@@ -275,7 +284,7 @@ def stages(picker: Picker) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "parse", lambda: parse_request(Api.CHAT, body, HEADERS, id="stage", path=PATH)
     yield "hash", lambda: block_hashes(prompt, b"seed", 4 * MIN_BLOCK_SIZE_TOKENS)
     yield "index: look up", lambda: index.match(hashes, snapshot)
-    yield "index: enter", lambda: index.insert(snapshot.endpoints[0].id, hashes, 10_000)
+    yield "index: enter, and drop as many", enter
     yield "producers (hash and index in it)", lambda: picker.pipeline.produce(cycle(), candidates)
     yield "filters, scorers, picker", lambda: picker.pipeline.schedule(produced, candidates)
     yield "reserve and release", reserve

@@ -11,10 +11,13 @@ halving. A chain of a thousand blocks is looked up in a dozen steps for each len
 Memory is bounded twice: per endpoint by what its own cache could hold, and in all by `max_bytes`; beyond that the
 endpoint with the most blocks gives up its oldest. It is kept small by sharing: a hash is one object in both tables, and
 so is a mask in all blocks of a chain that the same endpoints hold.
+
+A long prompt that is new takes the place of as many old blocks. Both go through the tables' methods by `map`, in C.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, islice, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +33,9 @@ takes 4 bytes for every 30 slots, at most once per block."""
 
 
 _REMEMBERED_MASKS = 256
+
+_MANY_BLOCKS = 256
+"""From here on several passes in C take less time than one in Python."""
 
 
 class _Slot:
@@ -49,10 +55,15 @@ class _Slot:
         self.blocks: dict[int, int] = {}
         self.leaving: dict[int, int] = {}
 
+    @property
+    def share_to_leave(self) -> int:
+        """Blocks that are worth a pass from the start of the table."""
+        return len(self.blocks) // 64 + 16
+
     def next_to_leave(self) -> dict[int, int]:
         """`leaving`, with something in it if there is anything at all."""
         if not self.leaving:
-            oldest = list(islice(self.blocks, len(self.blocks) // 64 + 16))
+            oldest = list(islice(self.blocks, self.share_to_leave))
             self.leaving = dict.fromkeys(reversed(oldest), 0)
         return self.leaving
 
@@ -120,6 +131,8 @@ class PrefixIndex:
         slot = self._by_id.get(endpoint_id) or self._new_slot(endpoint_id)
         blocks, leaving, holders, bit = slot.blocks, slot.leaving, self._holders, slot.bit
         before = len(blocks)
+        if len(hashes) >= _MANY_BLOCKS and hashes[0] not in blocks and self._enter_many(slot, hashes[:capacity_blocks]):
+            hashes = ()
         seen = joined = 0  # a mask of this chain, and the same with our bit: computed once, shared by all its blocks
         for block in reversed(hashes[:capacity_blocks]):
             known = blocks.pop(block, None)
@@ -181,9 +194,36 @@ class PrefixIndex:
             self._rows_of_mask[mask] = rows
         return rows
 
+    def _enter_many(self, slot: _Slot, chain: Sequence[int]) -> bool:
+        """Enter a chain in bulk. False if the endpoint had some of it: those blocks are not in their order yet."""
+        blocks, holders, bit = slot.blocks, self._holders, slot.bit
+        before, known = len(blocks), len(holders)
+        new = list(reversed(chain))
+        _exhaust(map(blocks.setdefault, new, new))
+        masks = list(map(holders.setdefault, new, repeat(bit)))
+        if len(holders) - known < len(new):
+            for mask, start, stop in _runs(masks):
+                if not mask & bit:  # somebody else has them, too
+                    holders.update(dict.fromkeys(new[start:stop], mask | bit))
+        return len(blocks) - before == len(new)
+
+    def _drop_many(self, slot: _Slot, count: int) -> None:
+        blocks, holders, bit = slot.blocks, self._holders, slot.bit
+        oldest = list(islice(blocks, count))
+        slot.leaving = {}  # all of it is among them
+        _exhaust(map(blocks.pop, oldest))
+        masks = list(map(holders.pop, oldest))
+        if masks.count(bit) < len(masks):
+            for mask, start, stop in _runs(masks):
+                if mask != bit:  # somebody else keeps them
+                    holders.update(dict.fromkeys(oldest[start:stop], self._shared(mask ^ bit)))
+
     def _drop_oldest(self, slot: _Slot, count: int) -> None:
         blocks, bit, holders = slot.blocks, slot.bit, self._holders
         count = left_over = max(min(count, len(blocks)), 0)
+        if count >= max(_MANY_BLOCKS, slot.share_to_leave):  # worth a pass over the places of those that left before
+            self._drop_many(slot, count)
+            left_over = 0
         seen = left = 0  # as in `insert`
         while left_over:
             leaving = slot.next_to_leave()
@@ -203,6 +243,19 @@ class PrefixIndex:
         """An equal mask; of one endpoint, the one that all its blocks share."""
         slot = self._slots[mask.bit_length() - 1] if mask & (mask - 1) == 0 else None
         return mask if slot is None else slot.bit
+
+
+def _exhaust(calls: Iterator[object]) -> None:
+    """Make all the calls of a `map`, in C."""
+    deque(calls, maxlen=0)
+
+
+def _runs(masks: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Each mask with the start and stop of its run."""
+    stop = 0
+    for mask, run in groupby(masks):
+        start, stop = stop, stop + len(list(run))
+        yield mask, start, stop
 
 
 def _slots_in(mask: int) -> int | npt.NDArray[np.intp]:

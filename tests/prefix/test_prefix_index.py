@@ -225,3 +225,26 @@ def test_any_history_matches_a_naive_model(steps):
                 assert index.match(chain, pool(*names)).tolist() == [naive.match(name, chain) for name in names]
         assert index.blocks_by_endpoint() == {f"ns/{name}": len(blocks) for name, blocks in naive.held.items()}
         assert len(index) == sum(map(len, naive.held.values()))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_long_prompts_leave_the_same_blocks_in_the_same_order_as_a_naive_model(seed):
+    rng = random.Random(seed)
+    index, naive = PrefixIndex(4_000 * ENTRY_BYTES), NaiveIndex(4_000)
+    trunks = [[rng.getrandbits(HASH_BITS) for _ in range(500)] for _ in range(3)]
+    for _ in range(60):
+        name, capacity = rng.choice("abc"), rng.choice([400, 1_500])
+        own = [rng.getrandbits(HASH_BITS) for _ in range(rng.choice([3, 300, 600]))]
+        trunk = rng.choice(trunks)
+        # Part of a prompt seen before and then another, a new one, and (as peers tell each other) old behind new.
+        chain = rng.choice([trunk[: rng.randrange(500)] + own, own, own + trunk[rng.randrange(500) :]])
+        index.insert(f"ns/{name}", [block + 0 for block in chain], capacity)
+        naive.insert(name, chain, capacity)
+        for known, blocks in naive.held.items():
+            assert index.blocks_of(f"ns/{known}") == blocks[::-1]
+        assert len(index) == sum(map(len, naive.held.values()))
+    members = pool(*"abc")
+    for trunk in trunks:  # each on its own: what holds a block, and not what the chain makes of it
+        for block in trunk:
+            held = [float(block in naive.held.get(name, ())) for name in "abc"]
+            assert index.match([block], members).tolist() == held
