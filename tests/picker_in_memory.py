@@ -18,6 +18,7 @@ from epp.ledger import Ledger
 from epp.observe.metrics import Metrics
 from epp.observe.observer import RequestObserver
 from epp.observe.records import DecisionRing
+from epp.observe.trace import TraceRecorder
 from epp.plugins.approx_prefix_cache_producer import ApproxPrefixCacheProducer
 from epp.pool.snapshot import EndpointSignals
 from epp.pool.static import parse_endpoints
@@ -138,6 +139,7 @@ class World:
         max_request_body_bytes: int = 1 << 20,
         watched_to_the_end: bool = False,
         predictor: LatencyPredictor | None = None,
+        trace: TraceRecorder | None = None,
     ) -> None:
         self.clock = Clock()
         self.ledger = Ledger()
@@ -160,7 +162,7 @@ class World:
             Parsers([parser.plugin_type for parser in self.config.parsers]),
             self.ledger,
             self.store.snapshot,
-            RequestObserver(self.metrics, self.ring, self.clock),
+            RequestObserver(self.metrics, self.ring, self.clock, trace),
             clock=self.clock,
             rng=random.Random(seed),
             options=director,

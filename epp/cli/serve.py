@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from epp.cli.flags import add_bool, add_duration, add_port, add_size, positive, ratio
@@ -181,6 +183,13 @@ def add_serve(commands: Any) -> None:
         "-v", "--v", dest="verbosity", type=int, default=d.verbosity, metavar="N", help="0 errors … 2 default, 4 debug"
     )
     logs.add_argument("--zap-log-level", choices=sorted(_ZAP_LEVELS), help="the same, by name")
+    logs.add_argument(
+        "--record-trace",
+        metavar="FILE.jsonl",
+        help="record each request, to replay it with `epp lab run --trace`: times, lengths and hashes by which equal "
+        "beginnings of prompts are equal, no text (default: nothing is recorded)",
+    )
+    add_size(logs, "--record-trace-max-size", d.record_trace_max_bytes, "of that file; the one before it is kept, too")
     logs.add_argument("--zap-encoder", choices=["json", "console"], default="json", help="log format (default json)")
 
     add_flags_without_effect(serve)
@@ -230,6 +239,9 @@ def _run(arguments: argparse.Namespace) -> int:
                 arguments.prediction_server_url, "--prediction-server-url", "PREDICTION_SERVER_URL"
             ),
             seed=arguments.seed,
+            record_trace=trace_path(arguments.record_trace),
+            record_trace_max_bytes=arguments.record_trace_max_size,
+            trace_key=secrets.token_bytes(16),
             ports_file=arguments.ports_file,
             verbosity=arguments.verbosity if level is None else _ZAP_LEVELS[level],
             log_format="json" if arguments.zap_encoder == "json" else "text",
@@ -241,6 +253,18 @@ def _pool_name(arguments: argparse.Namespace, kube: KubeOptions | None) -> str:
     if kube is not None:
         return kube.pool_name
     return arguments.pool_name or ServeOptions().pool_name
+
+
+def trace_path(given: str | None) -> str | None:
+    """Raises `Problem` for a place where nothing can be written, or that the lab would not read."""
+    if given is None:
+        return None
+    path = Path(given)
+    if path.suffix != ".jsonl":
+        raise Problem(f"--record-trace {given}: let it end in .jsonl, by which `epp lab run --trace` knows it")
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise Problem(f"--record-trace {given}: cannot be written; {path.parent} must be a directory that can")
+    return given
 
 
 def training_url(given: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """Who serves ext_proc and knows what came of it: this process, or others that work for it."""
 
+import asyncio
 import random
 import secrets
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,7 @@ class InProcess:
 
     async def stop(self) -> None:
         await self._transport.stop()
+        await asyncio.to_thread(self._state.close)
 
     async def collect(self) -> None:
         pass

@@ -36,6 +36,9 @@ class ServeOptions:
         legacy_metrics: also write every family under its older name.
         seed: of the random generator; `None` takes one from the operating system.
         observe_responses_ratio: of the responses that could be let go of, how many are watched to their end, 0 to 1.
+        record_trace: file that gets a record of each request, from which the lab can replay them; `None`: none.
+        record_trace_max_bytes: of that file; the one before it is kept, too.
+        trace_key: 16 random bytes that hide what the trace's hashes are of; the same in all processes.
         ports_file: where the ports really bound are written as JSON, once serving.
     """
 
@@ -74,6 +77,9 @@ class ServeOptions:
     objectives: Mapping[str, int] = field(default_factory=dict)
     seed: int | None = None
     observe_responses_ratio: float = 0.0
+    record_trace: str | None = None
+    record_trace_max_bytes: int = 256 * 2**20
+    trace_key: bytes = field(default=b"", repr=False)
     ports_file: str | None = None
     verbosity: int = 2
     log_format: str = "json"

@@ -7,6 +7,7 @@ keeps the one that people look at.
 import random
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -23,6 +24,8 @@ from epp.ledger import Ledger
 from epp.observe.metrics import Metrics
 from epp.observe.observer import RequestObserver
 from epp.observe.records import DecisionRing
+from epp.observe.trace import TraceRecorder
+from epp.observe.trace_file import TraceCounts
 from epp.plugins.predicted_latency_producer import PredictedLatencyProducer
 from epp.pool.snapshot import Snapshot
 from epp.pool.store import PoolStore
@@ -81,16 +84,26 @@ class PickerState:
             build_ref=__version__,
         )
         self.ring = DecisionRing()
+        self._trace_counts = None if options.record_trace is None else TraceCounts(self.metrics.families)
+        self._trace: TraceRecorder | None = None
 
     def director(self, rng: random.Random) -> Director:
-        """Who decides with it."""
+        """Who decides with it. To be asked for once; a trace is recorded from then on, until `close`."""
         options = self.options
+        if options.record_trace is not None and self._trace_counts is not None:
+            self._trace = TraceRecorder(
+                Path(options.record_trace),
+                options.record_trace_max_bytes,
+                options.trace_key,
+                self._trace_counts,
+                unix_offset_s=time.time() - self.clock(),
+            )
         return Director(
             build_pipeline(self.config, self.metrics.plugins, time.perf_counter),
             Parsers([parser.plugin_type for parser in self.config.parsers]),
             self.ledger,
             self.snapshot,
-            RequestObserver(self.metrics, self.ring, self.clock),
+            RequestObserver(self.metrics, self.ring, self.clock, self._trace),
             clock=self.clock,
             rng=rng,
             options=DirectorOptions(
@@ -100,6 +113,11 @@ class PickerState:
                 emit_scores=options.emit_scores,
             ),
         )
+
+    def close(self) -> None:
+        """Nothing is decided any more: write what has not been."""
+        if self._trace is not None:
+            self._trace.close()
 
     def snapshot(self) -> Snapshot:
         """What decisions choose from."""

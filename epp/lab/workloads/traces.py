@@ -1,4 +1,5 @@
-"""Recorded traces as workloads: Microsoft's CSV, Mooncake's JSONL, and the decisions that `/debug/state` shows.
+"""Recorded traces as workloads: Microsoft's CSV, Mooncake's JSONL, ours that `epp serve --record-trace` writes in its
+form, and the decisions that `/debug/state` shows.
 
 A trace's times are scaled as a whole to the rate that is asked for. It has no seed: the same requests every time.
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count, islice
 from pathlib import Path
+from statistics import median_low
 from typing import Any, NamedTuple
 
 import orjson
@@ -32,11 +34,15 @@ MOST_TOKENS = 10_000_000
 
 
 class TraceRow(NamedTuple):
-    """One request: seconds since the beginning of the trace, prompt, tokens of the answer."""
+    """One request: seconds since the beginning of the trace, prompt, tokens of the answer; and what the client said:
+    the most tokens that it wants, its targets."""
 
     at_s: float
     prompt: Prompt
     output_tokens: int
+    max_output_tokens: int | None = None
+    ttft_target_ms: float | None = None
+    tpot_target_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class Trace:
             raise Problem(f"{self.about}: all come at one time, so there is no rate to scale")
         scale = len(self.rows) / lasts_s / rate_rps
         for row in self.rows:
-            yield LabRequest(row.at_s * scale, row.prompt, row.output_tokens)
+            yield LabRequest(row.at_s * scale, row.prompt, row.output_tokens, max_output_tokens=row.max_output_tokens)
 
 
 def read_trace(path: Path, most: int | None = None) -> Trace:
@@ -80,7 +86,21 @@ def read_trace(path: Path, most: int | None = None) -> Trace:
         raise Problem(f"{path}: no requests in it")
     rows.sort(key=lambda row: row.at_s)
     start_s = rows[0].at_s
-    return Trace(path.stem, f"{len(rows)} requests of {path}", tuple(r._replace(at_s=r.at_s - start_s) for r in rows))
+    return Trace(
+        path.stem,
+        f"{len(rows)} requests of {path}",
+        tuple(r._replace(at_s=r.at_s - start_s) for r in rows),
+        targets=Targets(
+            _middle([r.ttft_target_ms for r in rows], DEFAULT_TARGETS.ttft_ms),
+            _middle([r.tpot_target_ms for r in rows], DEFAULT_TARGETS.tpot_ms),
+        ),
+    )
+
+
+def _middle(targets_ms: Iterable[float | None], otherwise_ms: float) -> float:
+    """What half of the requests that state a target do not undercut: a run has one target for all."""
+    stated = [target for target in targets_ms if target is not None]
+    return median_low(stated) if stated else otherwise_ms
 
 
 class _Place:
@@ -117,10 +137,12 @@ def _azure(lines: Iterable[str]) -> Iterator[TraceRow]:
 
 
 def _json_lines(lines: Iterable[str]) -> Iterator[TraceRow]:
-    numbers = count(1)
+    numbers, rng = count(1), random.Random(1)
     for line in lines:
         if line.strip():
-            yield _mooncake(orjson.loads(line), numbers)
+            row = orjson.loads(line)
+            if (row.get("status") or 200) < 400:  # a request that was answered with an error was no work
+                yield _mooncake(row, numbers, rng)
 
 
 def _decisions(lines: Iterable[str]) -> Iterator[TraceRow]:
@@ -137,11 +159,33 @@ def _decisions(lines: Iterable[str]) -> Iterator[TraceRow]:
         yield TraceRow(_seconds(-float(decision["age_s"])), (Segment(number, tokens),), CHAT_ANSWERS.draw(rng))
 
 
-def _mooncake(row: dict[str, Any], numbers: Iterator[int]) -> TraceRow:
-    """`hash_ids` name blocks of 512 tokens, or of `block_tokens`; the rest after the last full one is its own."""
+def _mooncake(row: dict[str, Any], numbers: Iterator[int], rng: random.Random) -> TraceRow:
+    """`hash_ids` name blocks of 512 tokens, or of `block_tokens`; the rest after the last full one is its own.
+
+    An answer of unknown length (null) is as long as one of the conversation workload, drawn the same every time.
+    """
     tokens, block_tokens = _tokens(row["input_length"]), _tokens(row.get("block_tokens", MOONCAKE_BLOCK_TOKENS))
     full = row.get("hash_ids", ())[: tokens // block_tokens]
     rest = tokens - len(full) * block_tokens
     prompt = tuple(Segment(2 * int(block) + 1, block_tokens) for block in full)
     own = (Segment(2 * next(numbers), rest),) if rest else ()
-    return TraceRow(_seconds(float(row["timestamp"]) / 1e3), prompt + own, _tokens(row["output_length"]))
+    output_length, limit = row["output_length"], row.get("max_output_tokens")
+    output_tokens = CHAT_ANSWERS.draw(rng) if output_length is None else _tokens(output_length)
+    return TraceRow(
+        _seconds(float(row["timestamp"]) / 1e3),
+        prompt + own,
+        output_tokens,
+        None if limit is None else max(min(int(limit), MOST_TOKENS), output_tokens),
+        _target(row.get("ttft_target_ms")),
+        _target(row.get("tpot_target_ms")),
+    )
+
+
+def _target(value: Any) -> float | None:
+    """Raises ValueError."""
+    if value is None:
+        return None
+    target_ms = _seconds(float(value))
+    if target_ms <= 0.0:
+        raise ValueError(f"{value} ms is no target")
+    return target_ms

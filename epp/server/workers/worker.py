@@ -22,6 +22,7 @@ import uvloop
 from epp.latency.model import Model
 from epp.ledger import Ledger
 from epp.observe import logs
+from epp.observe.trace import path_of_worker
 from epp.observe.workers import WorkerMetrics
 from epp.server import debug, serving, upkeep
 from epp.server.access_log.service import AccessLogService
@@ -61,6 +62,8 @@ def worker_main(options: ServeOptions, number: int, order: bytes, descriptors: S
         descriptors: of the channel, the handoff, and the memory that all share.
     """
     logs.setup(verbosity=options.verbosity, format=options.log_format, worker=number)
+    if options.record_trace is not None:
+        options = replace(options, record_trace=path_of_worker(options.record_trace, number))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_live(options, number, pickle.loads(order), descriptors))
 
@@ -135,6 +138,7 @@ class Worker:
         await self._ended.wait()
         loop.remove_reader(handoff)
         await upkeep.stop(self._tasks)
+        await asyncio.to_thread(self._state.close)
 
     # --- connections --------------------------------------------------------------------------------------------------
 
