@@ -89,17 +89,21 @@ class Exchange:
 
     def receive(self, data: bytes) -> list[bytes]:
         """Take one message. Raises `epp.wire.codec.ProtocolError` if the peer does not speak ext_proc."""
-        if self.finished:
+        conversation, following = self._conversation, self._following
+        if conversation.finished:
             return []
         if self._received_s is None:
             self._received_s = self._clock()
             self._deadlines.set(self, self._received_s)
-        assignment = None if self._following is None else self._following.assignment
+        assignment = None if following is None else following.assignment
         started_s = 0.0 if assignment is None else self._clock()
         try:
-            step = self._conversation.receive(data)
+            step = conversation.receive(data)
             replies = step.replies
             for event in step.events:
+                if following is not None and isinstance(event, ResponseBody):  # what comes most
+                    following.response_body(event.data)
+                    continue
                 more = self._on_event(event)
                 if more:
                     replies.extend(more)
@@ -125,9 +129,6 @@ class Exchange:
 
     def _on_event(self, event: Event) -> list[bytes] | None:
         match event:
-            case ResponseBody():
-                if self._following is not None:
-                    self._following.response_body(event.data)
             case RequestReady():
                 return self._decide(event)
             case ResponseStarted():

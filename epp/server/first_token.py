@@ -12,7 +12,8 @@ MAX_EVENT_BYTES: Final = 64 * 1024
 MAX_BYTES: Final = 1024 * 1024
 
 # Where an event's JSON begins. Text that the model generated cannot contain it: a quote inside JSON is escaped.
-_TOKEN_EVENTS: Final = (b'data: {"', b'data:{"')
+_TOKEN_EVENT: Final = b'data: {"'
+_TIGHT_TOKEN_EVENT: Final = b'data:{"'
 
 
 class FirstToken:
@@ -39,7 +40,7 @@ class FirstToken:
         """Take the next bytes. True once: when they hold the first token."""
         if self.seen:
             if self._reader is not None:
-                self.token_events += sum(map(chunk.count, _TOKEN_EVENTS))
+                self.token_events += chunk.count(_TOKEN_EVENT) + chunk.count(_TIGHT_TOKEN_EVENT)
             return False
         if not chunk:
             return False
@@ -59,7 +60,7 @@ class FirstToken:
             for index, payload in enumerate(payloads):
                 if has_token(self._api, payload):
                     self.token_events = sum([later.startswith(b"{") for later in payloads[index:]])
-                    self.token_events += sum([chunk.count(event, end) for event in _TOKEN_EVENTS])
+                    self.token_events += chunk.count(_TOKEN_EVENT, end) + chunk.count(_TIGHT_TOKEN_EVENT, end)
                     return True
             at = end
         return self._bytes > MAX_BYTES
