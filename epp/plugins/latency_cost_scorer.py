@@ -8,7 +8,8 @@ computing it elsewhere: affinity needs no threshold, it is what comes out cheape
 
 To this come the targets. What a choice costs is multiplied the more of them it is expected to miss: the request's own,
 and those of requests that run there already and that this one would slow down. So a server that is at its limit is
-spared, one that has room for more takes it, and what cannot be saved goes where it spoils least.
+spared, one that has room for more takes it. And time beyond a target, which is missed then, hardly counts: what cannot
+be saved goes where it spoils least, to servers that are late already, instead of making all of them late.
 
 How fast each server is is learned from its own answers (`epp.latency.endpoint_laws`).
 """
@@ -59,7 +60,7 @@ _OTHERS_RATIO, _OTHERS_REQUESTS = 1.25, 8.0  # pages are old: so far above our o
 
 class LatencyCostParameters(Parameters):
     missed_target_weight: float = Field(
-        5.0, ge=0, description="How many times its cost is added for each target expected to be missed; 0: none."
+        10.0, ge=0, description="How many times its cost is added for each target expected to be missed; 0: none."
     )
     expected_output_tokens: float = Field(
         150.0, gt=0, description="Length of an answer before any was seen; then it is learned."
@@ -102,13 +103,15 @@ class _Sent:
 class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
     """score = lowest cost / cost, with
 
-        cost = (step + prefill before it + its own prefill) · (requests there + 1) · TPOT · (1 + missedTargetWeight · m)
+        cost = wait · (requests there + 1) · TPOT · (1 + missedTargetWeight · m)
+        wait = step + prefill before it + its own prefill
 
-    in ms by what was learned of each server, and m the targets that are expected to be missed: the probability that the
-    request misses one of its own, plus, for each request in flight there, by how much this one raises the probability
-    that it misses the same TPOT target. A cached prefix is prefill that is not needed. Two idle servers of which one
-    prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of 7 and 12 ms: costs
-    100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
+    in ms by what was learned of each server. Beyond the TTFT target a wait grows by its logarithm only, and a TPOT
+    counts as its target at most. m is the targets that are expected to be missed: the probability that the request
+    misses one of its own, plus, for each request in flight there, by how much this one raises the probability that it
+    misses the same TPOT target. A cached prefix is prefill that is not needed. Two idle servers of which one prefills
+    the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of 7 and 12 ms: costs 100 · 1 · 7 and
+    292 · 1 · 12, scores 1 and 0.2.
 
     *Without targets* (`x-slo-ttft-ms`, `x-slo-tpot-ms`) m is 0. *New servers* are taken to be like the pool. Where
     predicted-latency-producer runs, new and failing servers have their turn as it says. *Others' traffic* counts where
@@ -157,9 +160,13 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             + per_prefill * priced.tokens_before
             + per_context * priced.context_tokens
         )
-        cost = (base + prefill_ms) * priced.requests * tpot_ms
+        wait_ms, pace_ms = base + prefill_ms, tpot_ms
         slo = slo_of(cycle.request.headers)
-        if slo.constrained and self._weight > 0:
+        counts = slo.constrained and self._weight > 0
+        if counts:
+            wait_ms, pace_ms = _late_counts_less(slo, wait_ms, pace_ms)
+        cost = wait_ms * priced.requests * pace_ms
+        if counts:
             ttft_ms = overhead + prefill_ms + cycle.waited_ms
             output_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
             added_ms = per_request + per_context * _prompt_tokens(cycle) + own_ms / max(output_tokens, 1.0)
@@ -266,6 +273,20 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
 def _prompt_tokens(cycle: Cycle) -> float:
     prompt = cycle.get(DEFAULT_PROMPT)
     return 0.0 if prompt is None else float(prompt.tokens)
+
+
+def _late_counts_less(slo: Slo, wait_ms: FloatArray, tpot_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Both as they are priced: a wait of e times its target as one of twice that, a TPOT as its target at most.
+
+    What is late has missed its target, which m says. If the price grew on in proportion, late requests would keep all
+    servers level, and with more work than can be done in time all of them late. The wait still counts a little, so
+    that nobody waits for ever behind the others who are late.
+    """
+    if slo.ttft_ms is not None:
+        wait_ms = np.minimum(wait_ms, slo.ttft_ms) * (1.0 + np.log(np.maximum(wait_ms / slo.ttft_ms, 1.0)))
+    if slo.tpot_ms is not None:
+        tpot_ms = np.minimum(tpot_ms, slo.tpot_ms)
+    return wait_ms, tpot_ms
 
 
 def _within(target_ms: float, expected_ms: FloatArray, spread: float) -> FloatArray:

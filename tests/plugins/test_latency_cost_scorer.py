@@ -112,6 +112,19 @@ def test_new_and_failing_servers_wait_for_their_turn():
 # --- targets --------------------------------------------------------------------------------------------------------
 
 
+def test_what_is_lost_anyway_joins_those_who_are_late_already():
+    """At the first server it would slow down those who still keep their target; at the second all are late."""
+    load = {"tokens": 40_000, "requests": (110, 90), "prefill": (20_000, 60_000), "decode": (100_000, 400_000)}
+    assert scored(a_request(**load))[0] == 1
+    assert scored(a_request(**load, headers=TARGETS))[1] == 1
+
+
+def test_of_servers_that_are_all_late_the_sooner_is_still_better():
+    late = {"tokens": 40_000, "requests": (10, 10), "prefill": (200_000, 100_000), "headers": {"x-slo-ttft-ms": "200"}}
+    best, other = scored(a_request(**late))[1], scored(a_request(**late))[0]
+    assert best == 1 > other > 0.5
+
+
 def test_a_target_that_is_at_stake_outweighs_the_price():
     """The second server is cheaper by its few requests, but the first token would come too late there."""
     load = {"tokens": 500, "requests": (60, 12), "prefill": (2_000, 12_000), "decode": (40_000, 8_000)}
