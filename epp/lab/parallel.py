@@ -109,5 +109,7 @@ def map_in_order(
 
 
 def _leave_interrupts_to_the_parent() -> None:
-    """A terminal sends Ctrl-C to all processes of a command."""
+    """A terminal sends Ctrl-C to all processes of a command. The parent ends its children by SIGTERM, which does so
+    whatever handler the parent had when they were forked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
