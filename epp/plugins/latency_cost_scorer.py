@@ -52,6 +52,7 @@ from epp.scheduling.plugin import EndHook, FirstTokenHook, Parameters, PreReques
 _TTFT_MS = (28.0, 0.0185, 1.2e-6)  # constant, per token to compute, per pair
 _TPOT_MS = (7.2, 0.1, 0.0002, 0.00005)  # constant, per request there, per token to compute, per token of context
 _LEAST_SPREAD = 0.1
+_LEAST_TARGET_MS = 1e-3  # below, all are late; prices of next to nothing could not be compared
 _OUTPUT_SAMPLES = 500  # so many the mean length of answers remembers
 _NORMAL_TO_LOGISTIC = 1.702  # 1 / (1 + exp(-1.702 z)) is within 0.01 of the normal distribution
 _MOST_EXPONENT = 40.0
@@ -283,9 +284,10 @@ def _late_counts_less(slo: Slo, wait_ms: FloatArray, tpot_ms: FloatArray) -> tup
     that nobody waits for ever behind the others who are late.
     """
     if slo.ttft_ms is not None:
-        wait_ms = np.minimum(wait_ms, slo.ttft_ms) * (1.0 + np.log(np.maximum(wait_ms / slo.ttft_ms, 1.0)))
+        target_ms = max(slo.ttft_ms, _LEAST_TARGET_MS)
+        wait_ms = np.minimum(wait_ms, target_ms) * (1.0 + np.log(np.maximum(wait_ms / target_ms, 1.0)))
     if slo.tpot_ms is not None:
-        tpot_ms = np.minimum(tpot_ms, slo.tpot_ms)
+        tpot_ms = np.minimum(tpot_ms, max(slo.tpot_ms, _LEAST_TARGET_MS))
     return wait_ms, tpot_ms
 
 

@@ -125,6 +125,12 @@ def test_of_servers_that_are_all_late_the_sooner_is_still_better():
     assert best == 1 > other > 0.5
 
 
+@pytest.mark.parametrize("target", ["1e-320", "1e-200"])
+def test_a_target_that_is_all_but_nothing_gives_scores_all_the_same(target):
+    headers = {"x-slo-ttft-ms": target, "x-slo-tpot-ms": target}
+    assert scored(a_request(requests=(10, 2), headers=headers))[1] == 1
+
+
 def test_a_target_that_is_at_stake_outweighs_the_price():
     """The second server is cheaper by its few requests, but the first token would come too late there."""
     load = {"tokens": 500, "requests": (60, 12), "prefill": (2_000, 12_000), "decode": (40_000, 8_000)}
