@@ -169,10 +169,11 @@ def test_the_decisions_of_a_picker_are_a_trace(tmp_path) -> None:
         ("t.csv:2", 'TIMESTAMP,ContextTokens,GeneratedTokens\n"' + 200_000 * "x"),
         ("t.jsonl:1", '{"timestamp": 1e400, "input_length": 1, "output_length": 1, "hash_ids": []}\n'),
         ("t.jsonl:1", '{"timestamp": 1, "input_length": 1e300, "output_length": 1, "hash_ids": []}\n'),
+        ("t.jsonl:1", "[1]\n"),
     ],
     ids=[
         *("other columns", "no time", "empty", "no json", "fields missing", "no decisions"),
-        *("half a line", "below 0", "too long", "no end of a quote", "no time", "endless"),
+        *("half a line", "below 0", "too long", "no end of a quote", "no time", "endless", "no object"),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path, name: str, text: str) -> None:

@@ -141,6 +141,8 @@ def _json_lines(lines: Iterable[str]) -> Iterator[TraceRow]:
     for line in lines:
         if line.strip():
             row = orjson.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("a line is no JSON object")
             if (row.get("status") or 200) < 400:  # a request that was answered with an error was no work
                 yield _mooncake(row, numbers, rng)
 
