@@ -45,7 +45,8 @@ class TraceFile(Generic[T]):
     """
 
     def __init__(self, path: Path, max_bytes: int, line_of: Callable[[T], bytes], counts: TraceCounts) -> None:
-        """`line_of`: called in the thread that writes; its result ends with a newline."""
+        """`line_of`: called in the thread that writes; its result ends with a newline. If it raises, that is a
+        fault like the disk's."""
         self._path = path
         self._max_bytes = max_bytes
         self._line_of = line_of
@@ -84,7 +85,7 @@ class TraceFile(Generic[T]):
             self._taken_bytes += sum(size for _, size in taken)
             try:
                 self._append(b"".join([self._line_of(record) for record, _ in taken]))
-            except OSError as error:
+            except Exception as error:  # the disk, or a record that makes no line: neither may end the thread
                 self._counts.disk_error.value += len(taken)
                 self._let_go()
                 if not self._failing:

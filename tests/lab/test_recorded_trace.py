@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from envoy_messages import response_body, response_headers
 from picker_in_memory import ADDRESSES, World
@@ -162,12 +163,25 @@ def test_a_disk_that_fails_is_told_once_and_harms_nobody(
 
 def test_what_finds_no_room_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_file, "MAX_WAITING_BYTES", 100)
+    monkeypatch.setattr(trace_file, "PAUSE_S", 600.0)  # nothing is written before the end, however slow this is
     told = counts()
     file = TraceFile[int](tmp_path / "trace.jsonl", 1000, lambda n: b"%d\n" % n, told)
     for number in range(3):
         file.put(number, 60)
     file.close()
     assert (told.written.value, told.no_room.value) == (1, 2)
+
+
+def test_a_record_that_makes_no_line_does_not_end_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--objective` takes a priority of any size, JSON does not."""
+    monkeypatch.setattr(trace_file, "PAUSE_S", 0.01)
+    path, told = tmp_path / "trace.jsonl", counts()
+    file = TraceFile[int](path, 1000, lambda n: orjson.dumps(n) + b"\n", told)
+    file.put(10**30, 40)
+    wait_until(lambda: told.disk_error.value == 1)
+    file.put(1, 40)
+    file.close()
+    assert path.read_text() == "1\n"
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
