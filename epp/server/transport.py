@@ -25,7 +25,7 @@ class Stream(Protocol):
         has to wait for. It is done exactly once, however the stream ends; it must not raise.
 
         What comes in one read is answered in one write. So a message right behind may be answered before it is done:
-        what another decision has to see does not belong here.
+        what another decision must not miss does not belong here. That a request has ended is seen one read later.
         """
 
 
