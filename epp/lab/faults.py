@@ -5,15 +5,16 @@ fifth. Recovery is read off the time line: it is over when attainment has come b
 was before the fault.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
 from epp.lab.comparison import Row, rows_of
 from epp.lab.parallel import Progress, map_in_order
 from epp.lab.result import Result
 from epp.lab.runs import run_spec
-from epp.lab.spec import DEFAULT_METRICS_INTERVAL_MS, RunSpec
+from epp.lab.spec import RunSpec
 from epp.lab.text_report import grid, shown
 
 FAULT_AT_RATIO, FAULT_LASTS_RATIO = 0.4, 0.2
@@ -26,12 +27,12 @@ class Scene:
     """
     Attributes:
         fault: as `parse_fault` reads it, with `{at}` and `{lasts}` for its times; empty: none.
-        metrics_interval_ms: as of `RunSpec`.
+        changes: what else of the run is different.
     """
 
     name: str
     fault: str = ""
-    metrics_interval_ms: tuple[float, float] | None = DEFAULT_METRICS_INTERVAL_MS
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 SCENES = (
@@ -40,10 +41,10 @@ SCENES = (
     Scene("slows 2x", "slow2x@{at}s+{lasts}s"),
     Scene("restarts empty", "restart@{at}s+{lasts}s"),
     Scene("joins", "add@{at}s"),
-    Scene("metrics every 50 ms", metrics_interval_ms=(50.0, 50.0)),
-    Scene("metrics every 1 s", metrics_interval_ms=(1e3, 1e3)),
-    Scene("metrics every 5 s", metrics_interval_ms=(5e3, 5e3)),
-    Scene("metrics never", metrics_interval_ms=None),
+    Scene("metrics every 50 ms", changes={"metrics_interval_ms": (50.0, 50.0)}),
+    Scene("metrics every 1 s", changes={"metrics_interval_ms": (1e3, 1e3)}),
+    Scene("metrics every 5 s", changes={"metrics_interval_ms": (5e3, 5e3)}),
+    Scene("metrics never", changes={"metrics_interval_ms": None}),
 )
 
 
@@ -51,7 +52,7 @@ def spec_in(scene: Scene, spec: RunSpec) -> RunSpec:
     """That run in this scene."""
     at_s, lasts_s = FAULT_AT_RATIO * spec.duration_s, FAULT_LASTS_RATIO * spec.duration_s
     faults = (scene.fault.format(at=f"{at_s:g}", lasts=f"{lasts_s:g}"),) if scene.fault else ()
-    return replace(spec, faults=faults, metrics_interval_ms=scene.metrics_interval_ms)
+    return replace(spec, faults=faults, **scene.changes)
 
 
 def run_scenes(specs: Sequence[RunSpec], jobs: int) -> list[tuple[Scene, list[Row]]]:

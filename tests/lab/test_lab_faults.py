@@ -1,5 +1,7 @@
 """What `headroom` keeps while something is wrong."""
 
+from dataclasses import replace
+
 import pytest
 
 from epp.lab.comparison import rows_of
@@ -19,6 +21,12 @@ def test_headroom_recovers_from_a_server_that_dies() -> None:
     assert recovered_s is not None
     assert recovered_s < 10.0
     assert "dies" in faults_table([(scene, rows_of([result]))], markdown=True)
+
+
+def test_what_a_scene_does_not_change_is_as_the_run_has_it() -> None:
+    seldom = replace(SPEC, metrics_interval_ms=(2e3, 2e3))
+    assert spec_in(BY_NAME["nothing"], seldom) == seldom
+    assert spec_in(BY_NAME["metrics never"], seldom) == replace(SPEC, metrics_interval_ms=None)
 
 
 @pytest.mark.parametrize("name", ["metrics every 5 s", "metrics never"])
