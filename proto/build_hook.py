@@ -92,7 +92,7 @@ def compile_here() -> None:
 
 
 class Hook(BuildHookInterface[Any]):
-    _work: Path | None = None
+    _work: tempfile.TemporaryDirectory[str] | None = None  # if the build fails, it is gone with the process
 
     def dependencies(self) -> list[str]:
         """Compiling reads the types of whatever the modules import."""
@@ -104,14 +104,14 @@ class Hook(BuildHookInterface[Any]):
         root = Path(self.root)
         generate(root)
         if self._compiles and version == "standard":
-            self._work = Path(tempfile.mkdtemp(prefix="headroom-compile-"))
-            made = compile_modules(root, self._work)
+            self._work = tempfile.TemporaryDirectory(prefix="headroom-compile-")
+            made = compile_modules(root, Path(self._work.name))
             build_data["force_include"].update({str(file): place for file, place in made.items()})
             build_data["pure_python"], build_data["infer_tag"] = False, True
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if self._work is not None:
-            shutil.rmtree(self._work)
+            self._work.cleanup()
 
     @property
     def _compiles(self) -> bool:
