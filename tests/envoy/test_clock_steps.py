@@ -29,6 +29,7 @@ DAY_S = 86_400
 TELLS_THE_TIME_OF_DAY = {
     "observe/logs.py",  # the beginning of a line
     "server/admin.py",  # the date of a dump
+    "server/state.py",  # when a recorded request came, for those who read the file
     "server/kubernetes.py",  # when a Lease was renewed, for people: nobody compares it
     "server/tls.py",  # from when to when a certificate counts
 }
