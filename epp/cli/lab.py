@@ -70,14 +70,15 @@ def _add_run(actions: Any) -> None:
     )
     run.set_defaults(run=_run)
     add_scene(run)
-    run.add_argument(
+    how_many = run.add_mutually_exclusive_group()
+    how_many.add_argument(
         "--load",
         type=loads,
         default=(0.8,),
         metavar="X[,X…]",
         help="rate as a share of the knee: of what the pool can answer at most (default 0.8)",
     )
-    run.add_argument("--rate", type=above_zero, metavar="RPS", help="mean arrival rate, instead of --load")
+    how_many.add_argument("--rate", type=above_zero, metavar="RPS", help="mean arrival rate, instead of --load")
     run.add_argument("--fault", action="append", default=[], metavar="FAULT", help=_FAULT_HELP)
     add_outputs(run)
 
@@ -106,7 +107,7 @@ def _add_sweep(actions: Any) -> None:
     sweep = actions.add_parser(
         "sweep",
         help="find each policy's goodput: the highest rate at which requests keep their targets",
-        description="Find each policy's goodput: the highest rate at which 90 %% and 99 %% of the requests keep both\n"
+        description="Find each policy's goodput: the highest rate at which 90 % and 99 % of the requests keep both\n"
         "targets, by halving, as a share of the knee.",
     )
     sweep.set_defaults(run=_sweep)
@@ -183,7 +184,7 @@ def _add_faults(actions: Any) -> None:
         "faults",
         help="the same run while a server dies, slows, restarts or joins, and with metrics that are seldom read",
         description="The same run in nine scenes: nothing wrong; a server dies, slows twofold, restarts empty, joins;\n"
-        "metrics pages read every 50 ms, 1 s, 5 s and never. What is attained, and how soon it has recovered.",
+        "metrics pages read every 50 ms, 500 ms, 5 s and never. What is attained, and how soon it has recovered.",
     )
     faults.set_defaults(run=_faults)
     add_scene(faults)

@@ -28,7 +28,8 @@ def add_scene(parser: Any, several: bool = False) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="a recorded trace instead: Azure's CSV, Mooncake's JSON lines, a saved /debug/state",
+        help="a recorded trace instead: Azure's CSV, Mooncake's JSON lines, what `epp serve "
+        "--record-trace` writes, or a saved /debug/state",
     )
     parser.add_argument(
         "--pool", default="h100x4", metavar="POOL", help="simulated servers, e.g. h100x4+a100x4 (default %(default)s)"

@@ -42,7 +42,7 @@ SCENES = (
     Scene("restarts empty", "restart@{at}s+{lasts}s"),
     Scene("joins", "add@{at}s"),
     Scene("metrics every 50 ms", changes={"metrics_interval_ms": (50.0, 50.0)}),
-    Scene("metrics every 1 s", changes={"metrics_interval_ms": (1e3, 1e3)}),
+    Scene("metrics every 500 ms", changes={"metrics_interval_ms": (500.0, 500.0)}),
     Scene("metrics every 5 s", changes={"metrics_interval_ms": (5e3, 5e3)}),
     Scene("metrics never", changes={"metrics_interval_ms": None}),
 )

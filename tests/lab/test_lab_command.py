@@ -89,12 +89,20 @@ def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
         (["--fault", "add@1s+5s"], "write add@1s"),
         (["--json", "/nowhere/x.json"], "there is no directory /nowhere"),
         (["--report", "/"], "it is a directory"),
+        (["--rate", "3", "--load", "0.5"], "--load: not allowed with argument --rate"),
     ],
     ids=lambda value: value[1].strip("/") if isinstance(value, list) else "",
 )
 def test_what_is_wrong_is_said_in_a_line(flags: list[str], says: str, capsys) -> None:
     assert main(["lab", "run", *flags]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "table", "faults", "fit", "list"])
+def test_help_is_text_for_people(command: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["lab", command, "--help"])
+    assert "%%" not in capsys.readouterr().out
 
 
 def test_a_configuration_that_does_not_load_names_the_policy(tmp_path, capsys) -> None:

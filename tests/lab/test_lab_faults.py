@@ -29,6 +29,16 @@ def test_what_a_scene_does_not_change_is_as_the_run_has_it() -> None:
     assert spec_in(BY_NAME["metrics never"], seldom) == replace(SPEC, metrics_interval_ms=None)
 
 
+def test_metrics_are_read_as_often_as_the_scene_s_name_says() -> None:
+    stale = {name: spec_in(BY_NAME[name], SPEC).metrics_interval_ms for name in BY_NAME if name.startswith("metrics")}
+    assert stale == {
+        "metrics every 50 ms": (50.0, 50.0),
+        "metrics every 500 ms": (500.0, 500.0),
+        "metrics every 5 s": (5e3, 5e3),
+        "metrics never": None,
+    }
+
+
 @pytest.mark.parametrize("name", ["metrics every 5 s", "metrics never"])
 def test_stale_metrics_do_not_send_everything_to_one_server(name: str) -> None:
     result = run_spec(spec_in(BY_NAME[name], SPEC))
