@@ -15,6 +15,7 @@ from epp.cli.lab_flags import (
     names,
     new_file,
     policies_of,
+    report_file,
     scene_of,
     seeds,
     write,
@@ -114,6 +115,7 @@ def _add_sweep(actions: Any) -> None:
     add_scene(sweep, several=True)
     sweep.add_argument("--scale", type=above_zero, default=1.0, metavar="X", help="length of runs, times the usual one")
     sweep.add_argument("--json", type=new_file, metavar="FILE", help="also write what was measured there")
+    sweep.add_argument("--report", type=report_file, metavar="FILE", help="also write one HTML page with plots")
     sweep.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
 
 
@@ -129,6 +131,10 @@ def _sweep(arguments: argparse.Namespace) -> int:
     print(goodput_table(goodputs, arguments.markdown))
     if arguments.json is not None:
         write_json(arguments.json, [g.plain() for g in goodputs])
+    if arguments.report is not None:
+        from epp.lab.html_report import html_sweep
+
+        write(arguments.report, html_sweep(goodputs).encode())
     return 0
 
 

@@ -1,7 +1,7 @@
-"""A comparison as one HTML page with plots in it: nothing to load, nothing to serve."""
+"""A comparison, or a sweep, as one HTML page with plots in it: nothing to load, nothing to serve."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
 from math import nan
@@ -10,17 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from epp.lab.comparison import Row
 from epp.lab.result import CURVE_RATIOS, Result
-from epp.lab.text_report import COLUMNS, shown, title
+from epp.lab.sweep import RATIOS, Goodput
+from epp.lab.text_report import GOODPUT_IS, Cells, figure_cells, goodput_cells, predicted_cells, title
 from epp.problem import Problem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+_FEW_DECADES = 100.0  # from the lowest to the highest value
+_MOST_SHARES = 16  # servers, of which each has a column
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222 }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em; color: #222 }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1em 0 }
 td, th { padding: .2em .7em; text-align: right; border-bottom: 1px solid #ddd }
 td:first-child, th:first-child { text-align: left }
+td { white-space: nowrap }
+.wide { overflow-x: auto }
 svg { max-width: 100%; height: auto }
 h2 { margin-top: 2.5em }
 """
@@ -33,28 +40,78 @@ def require_matplotlib() -> None:
 
 
 def html_page(rows: Sequence[Row]) -> str:
-    """The page. The same results give the same bytes. Raises `Problem` when matplotlib is missing."""
-    require_matplotlib()
-    import matplotlib
-
-    matplotlib.use("svg")
+    """The page of a comparison. The same results give the same bytes. Raises `Problem` when matplotlib is missing."""
     groups: dict[tuple[str, str, float], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.workload, row.pool, row.load), []).append(row)
     sweeps: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         sweeps.setdefault((row.workload, row.pool), []).append(row)
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "headroom", "font.size": 9}):
-        parts = [_loads(group) for group in sweeps.values() if len({row.load for row in group}) > 1]
-        parts += [_section(group) for group in groups.values()]
+
+    def parts() -> Iterable[str]:
+        yield from (_loads(group) for group in sweeps.values() if len({row.load for row in group}) > 1)
+        yield from (_section(group) for group in groups.values())
+
+    return _page(
+        "Simulated servers, the real picker, virtual time. Attained: the share of requests that kept both targets; "
+        "failed and refused ones keep none. Regret: what the oracle attains more on the same schedule. Imbalance: the "
+        "coefficient of variation of the time that servers computed. Shares: the least and the most of the requests "
+        "that one server had. Times are in ms. Predictions: mean relative error, mean pinball loss of the bounds in "
+        "ms, and how many of the actual values these cover.",
+        parts,
+    )
+
+
+def html_sweep(goodputs: Sequence[Goodput]) -> str:
+    """The page of a sweep. As `html_page`."""
+    pairs: dict[tuple[str, str], list[Goodput]] = {}
+    for goodput in goodputs:
+        pairs.setdefault((goodput.workload, goodput.pool), []).append(goodput)
+    return _page(
+        "Goodput: the highest load at which so many requests keep both targets, by halving; in brackets in requests "
+        "per second. The lines go through all loads that were measured with all seeds on the way there.",
+        lambda: (_goodput(group) for group in pairs.values()),
+    )
+
+
+def _page(about: str, parts: Callable[[], Iterable[str]]) -> str:
+    require_matplotlib()
+    import matplotlib
+    from cycler import cycler
+
+    matplotlib.use("svg")
+    colors = matplotlib.rcParams["axes.prop_cycle"]  # ten; there are more policies than that
+    lines = cycler(linestyle=["-", "--"]) * colors
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "headroom", "font.size": 9, "axes.prop_cycle": lines}
+    ):
+        body = "\n".join(parts())
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Headroom lab</title>'
-        f"<style>{_STYLE}</style></head><body><h1>Headroom lab</h1>\n"
-        "<p>Simulated servers, the real picker, virtual time. Attained: the share of requests that kept both targets; "
-        "failed and refused ones keep none. Regret: what the oracle attains more on the same schedule.</p>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
+        f"<style>{_STYLE}</style></head><body><h1>Headroom lab</h1>\n<p>{escape(about)}</p>\n{body}\n</body></html>\n"
     )
+
+
+def _goodput(group: Sequence[Goodput]) -> str:
+    def draw(axes: Sequence["Axes"]) -> None:
+        for g in group:
+            axes[0].plot(
+                *zip(*sorted(g.attainment_by_load.items()), strict=True), marker="o", markersize=3, label=g.policy
+            )
+        axes[0].set_xlabel("load, as a share of the knee")
+        axes[0].set_ylabel("attained")
+        for ratio in RATIOS:
+            axes[0].axhline(ratio, color="#bbb", linewidth=0.8)
+
+    def cell(g: Goodput, ratio: float) -> str:
+        spread = g.spread_by_ratio[ratio]
+        load = f"{g.load_by_ratio[ratio]:.3f}" + (f" ±{spread:.3f}" if spread else "")
+        return f"{load} ({g.rate_rps(ratio):.3g})"
+
+    head = ["policy", *(f"goodput at {ratio:.0%}" for ratio in RATIOS)]
+    cells = head, [[g.policy, *(cell(g, ratio) for ratio in RATIOS)] for g in group]
+    where = f"{group[0].workload} on {group[0].pool}: knee {group[0].knee_rps:.3g} rps"
+    return f"<h2>{escape(where)}</h2>{_table(cells)}{_plot(1, draw)}"
 
 
 def _loads(rows: Sequence[Row]) -> str:
@@ -80,27 +137,36 @@ def _loads(rows: Sequence[Row]) -> str:
                 axis.axhline(0.99, color="#bbb", linewidth=0.8)
             else:
                 axis.set_yscale("log")
-        axes[-1].legend(fontsize=7)
 
-    return f"<h2>{escape(rows[0].workload)} on {escape(rows[0].pool)}, by load</h2>{_plot(3, draw)}"
+    goodput = goodput_cells(rows)
+    table = "" if goodput is None else f"<p>{escape(GOODPUT_IS[:1].upper() + GOODPUT_IS[1:])}:</p>{_table(goodput)}"
+    return f"<h2>{escape(rows[0].workload)} on {escape(rows[0].pool)}, by load</h2>{_plot(3, draw)}{table}"
 
 
 def _section(rows: Sequence[Row]) -> str:
-    return f"<h2>{escape(title(rows[0]))}</h2>{_table(rows)}{_plot(3, _curves(rows))}{_plot(2, _over_time(rows))}"
+    tables = _table(figure_cells(rows)), _table(predicted_cells(rows)), _table(_share_cells(rows))
+    return f"<h2>{escape(title(rows[0]))}</h2>{''.join(tables)}{_plot(3, _curves(rows))}{_plot(2, _over_time(rows))}"
 
 
-def _table(rows: Sequence[Row]) -> str:
-    columns = [c for c in COLUMNS if any(row.figures.get(c[1]) is not None for row in rows)]
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("policy", *(c[0] for c in columns), "shares"))
-    lines = []
-    for row in rows:
-        shares = ", ".join(
-            f"{name} {fmean(r.servers[name]['share'] or 0.0 for r in row.results):.0%}"
-            for name in row.results[0].servers
-        )
-        cells = [row.policy, *(shown(row.figures.get(figure), how) for _, figure, how in columns), shares]
-        lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    return f"<table><tr>{head}</tr>\n" + "\n".join(lines) + "</table>"
+def _table(cells: Cells | None) -> str:
+    if cells is None:
+        return ""
+    head, body = cells
+    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in line) for line in body]
+    return f'<div class="wide"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
+
+
+def _share_cells(rows: Sequence[Row]) -> Cells | None:
+    """Of the requests, by server; of a large pool least and most, which another table has, have to do."""
+    names = list(rows[0].results[0].servers)
+    if len(names) > _MOST_SHARES:
+        return None
+    body = [
+        [row.policy, *(f"{fmean(r.servers[name]['share'] or 0.0 for r in row.results):.1%}" for name in names)]
+        for row in rows
+    ]
+    return ["shares of", *names], body
 
 
 def _curves(rows: Sequence[Row]) -> Callable[[Sequence["Axes"]], None]:
@@ -121,7 +187,6 @@ def _curves(rows: Sequence[Row]) -> Callable[[Sequence["Axes"]], None]:
             axis.set_xscale("log")
             axis.set_xlabel(curve.replace("_ms", "").upper() + ", ms")
         axes[0].set_ylabel("share of the requests")
-        axes[-1].legend(fontsize=7)
 
     return draw
 
@@ -134,16 +199,16 @@ def _over_time(rows: Sequence[Row]) -> Callable[[Sequence["Axes"]], None]:
             axis.set_xlabel("seconds")
             axis.set_ylabel(label)
         axes[1].set_yscale("log")
-        axes[1].legend(fontsize=7)
 
     return draw
 
 
 def _timeline(results: Sequence[Result], figure: str) -> tuple[list[float], list[float]]:
     parts: Sequence[Sequence[Mapping[str, Any]]] = [result.timeline for result in results]
+    means = [_mean([timeline[i][figure] for timeline in parts]) for i in range(len(parts[0]))]
     return (
         [part["at_s"] for part in parts[0]],
-        [_mean([timeline[i][figure] for timeline in parts]) or nan for i in range(len(parts[0]))],
+        [nan if value is None else value for value in means],
     )
 
 
@@ -156,8 +221,24 @@ def _plot(panels: int, draw: Callable[[Sequence["Axes"]], None]) -> str:
     """An SVG element."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.2), layout="constrained")
-    draw(figure.subplots(1, panels))
+    figure = Figure(figsize=(12, 3.4), layout="constrained")
+    axes = list(figure.subplots(1, panels, squeeze=False)[0])
+    draw(axes)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=7)
+    for axis in axes:
+        for scale in (axis.xaxis, axis.yaxis):
+            if scale.get_scale() == "log":
+                _label(scale)
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue().partition("<svg")[1] + out.getvalue().partition("<svg")[2]
+
+
+def _label(log_axis: "Axis") -> None:
+    """In plain numbers: 1, 2 and 5 of each decade, if there are few decades."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = log_axis.get_view_interval()
+    log_axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < _FEW_DECADES * low else (1.0,)))
+    log_axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    log_axis.set_minor_formatter(NullFormatter())

@@ -1,11 +1,19 @@
-"""A comparison as a table on a terminal, or in Markdown."""
+"""A comparison as tables on a terminal, or in Markdown.
 
-from collections.abc import Sequence
+For each workload, pool and load one of what clients and servers saw, and one of how far off predictions were, if any
+were served. Of several loads also the goodput, as far as these tell it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 from epp.lab.comparison import Row
+from epp.lab.sweep import RATIOS
 
-# Head, figure, how it is written.
-COLUMNS: tuple[tuple[str, str, str], ...] = (
+Columns = Sequence[tuple[str, str, str]]
+"""Head, figure, how it is written."""
+
+COLUMNS: Columns = (
     ("attained", "attainment", ".1%"),
     ("TTFT p50", "ttft_p50_ms", ".0f"),
     ("p90", "ttft_p90_ms", ".0f"),
@@ -18,8 +26,15 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("imbalance", "imbalance", ".2f"),
     ("failed", "failed", ".0f"),
     ("regret", "regret_attainment", "+.1%"),
-    ("TTFT err", "ttft_mape", ".0%"),
-    ("covered", "ttft_coverage", ".0%"),
+)
+PREDICTED: Columns = tuple(
+    (f"{target.upper()} {head}", f"{target}_{figure}", how)
+    for target in ("ttft", "tpot", "e2e")
+    for head, figure, how in (
+        ("error", "mape", ".0%"),
+        ("pinball", "pinball_ms", ".1f"),
+        ("covered", "coverage", ".0%"),
+    )
 )
 
 
@@ -28,18 +43,75 @@ def shown(value: float | None, how: str) -> str:
 
 
 def text_table(rows: Sequence[Row], markdown: bool = False) -> str:
-    """One table for each workload, pool and load. Columns that say nothing of anybody are left out."""
-    tables: dict[tuple[str, str, float], list[Row]] = {}
+    """Tables for each workload, pool and load. Columns that say nothing of anybody are left out."""
+    by_load: dict[tuple[str, str, float], list[Row]] = {}
+    by_pair: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        tables.setdefault((row.workload, row.pool, row.load), []).append(row)
-    return "\n\n".join(_table(group, markdown) for group in tables.values())
+        by_load.setdefault((row.workload, row.pool, row.load), []).append(row)
+        by_pair.setdefault((row.workload, row.pool), []).append(row)
+    tables = []
+    for group in by_load.values():
+        tables.append(f"{title(group[0])}\n\n{grid(*figure_cells(group), markdown)}")
+        if (predicted := predicted_cells(group)) is not None:
+            tables.append(grid(*predicted, markdown))
+    for (workload, pool), group in by_pair.items():
+        if (goodput := goodput_cells(group)) is not None:
+            tables.append(f"{workload} on {pool}: {GOODPUT_IS}\n\n{grid(*goodput, markdown)}")
+    return "\n\n".join(tables)
 
 
-def _table(rows: Sequence[Row], markdown: bool) -> str:
-    columns = [c for c in COLUMNS if any(row.figures.get(c[1]) is not None for row in rows)]
-    head = ["policy", *(name for name, _, _ in columns)]
-    body = [[row.policy, *(_cell(row, figure, how) for _, figure, how in columns)] for row in rows]
-    return f"{title(rows[0])}\n\n{grid(head, body, markdown)}"
+Cells = tuple[list[str], list[list[str]]]
+"""The head of a table, and its lines."""
+
+
+def figure_cells(rows: Sequence[Row]) -> Cells:
+    """What clients and servers saw."""
+    columns = _known(COLUMNS, rows)
+    head = ["policy", *(name for name, _, _ in columns), "shares"]
+    return head, [[row.policy, *(_cell(row, figure, how) for _, figure, how in columns), _shares(row)] for row in rows]
+
+
+def predicted_cells(rows: Sequence[Row]) -> Cells | None:
+    """How far off predictions were; `None`: nobody made any."""
+    if not (columns := _known(PREDICTED, rows)):
+        return None
+    who = [row for row in rows if any(row.figures.get(figure) is not None for _, figure, _ in columns)]
+    head = ["predictions of", *(name for name, _, _ in columns)]
+    return head, [[row.policy, *(_cell(row, figure, how) for _, figure, how in columns)] for row in who]
+
+
+GOODPUT_IS = (
+    "goodput, the highest load that keeps so many requests within their targets, between the loads that were run"
+)
+
+
+def goodput_cells(rows: Sequence[Row]) -> Cells | None:
+    """Of one workload and pool; `None`: a single load says nothing of it."""
+    by_policy: dict[str, dict[float, float]] = {}
+    for row in rows:
+        by_policy.setdefault(row.policy, {})[row.load] = row.figures["attainment"] or 0.0
+    if len({row.load for row in rows}) < 2:
+        return None
+    body = [[policy, *(_carried(line, ratio) for ratio in RATIOS)] for policy, line in by_policy.items()]
+    return ["policy", *(f"at {ratio:.0%}" for ratio in RATIOS)], body
+
+
+def _carried(attainment_by_load: Mapping[float, float], ratio: float) -> str:
+    """Where it falls below `ratio`: on a straight line from the highest load that keeps it to the next."""
+    points = sorted(attainment_by_load.items())
+    kept = [number for number, (_, attained) in enumerate(points) if attained >= ratio]
+    if not kept:
+        return f"<{points[0][0]:g}"
+    low, above = points[kept[-1]]
+    if kept[-1] == len(points) - 1:
+        return f"≥{low:g}"
+    high, below = points[kept[-1] + 1]
+    return f"{low + (high - low) * (above - ratio) / (above - below):.2f}"
+
+
+def _known(columns: Columns, rows: Iterable[Row]) -> Columns:
+    rows = list(rows)
+    return [column for column in columns if any(row.figures.get(column[1]) is not None for row in rows)]
 
 
 def _cell(row: Row, figure: str, how: str) -> str:
@@ -50,6 +122,12 @@ def _cell(row: Row, figure: str, how: str) -> str:
         if figure == "attainment" and len(row.results) > 1 and spread
         else text
     )
+
+
+def _shares(row: Row) -> str:
+    """The least and the most that a server had of the requests."""
+    shares = [fmean(r.servers[name]["share"] or 0.0 for r in row.results) for name in row.results[0].servers]
+    return f"{min(shares):.0%}-{max(shares):.0%}"
 
 
 def title(row: Row) -> str:

@@ -3,12 +3,14 @@
 import io
 import json
 import random
+import re
 import time
+from dataclasses import replace
 
 import pytest
 
 from epp.cli import main
-from epp.lab.comparison import compare, specs_of
+from epp.lab.comparison import compare, rows_of, specs_of
 from epp.lab.experiment import Dies, Fails, Joins, LabServer, Leaves, Recovers, Restarts, Slows
 from epp.lab.fit import Measurement, fit, read_measurements, write_measurements
 from epp.lab.knee import knee_rps
@@ -18,6 +20,7 @@ from epp.lab.pools import BLOCK_TOKENS, ENGINES, parse_pool, shape_text
 from epp.lab.runs import policy_of, run_spec
 from epp.lab.spec import RunSpec, parse_fault
 from epp.lab.sweep import GRID, MOST_STEPS, highest_load
+from epp.lab.text_report import goodput_cells, text_table
 from epp.lab.workloads.catalogue import WORKLOADS
 from epp.problem import Problem
 from epp.sim.timing import Hardware
@@ -47,9 +50,70 @@ def test_a_report_is_one_page_with_everything_in_it(tmp_path, capsys) -> None:
     printed = capsys.readouterr().out
     assert "0.4 of the knee" in printed
     assert "lmetric" in printed
+    assert "goodput" in printed
     text = page.read_text()
     assert text.count("<svg") == 1 + 2 * 2  # by load, and two rows of plots for each load
-    assert not any(loads in text for loads in ("<script", "src=", "<link", "@import"))
+    assert "<th>at 99%</th>" in text
+    assert "<td>100.0%</td></tr>" in text  # the share of the only server
+    assert_loads_nothing(text)
+
+
+def assert_loads_nothing(page: str) -> None:
+    assert not any(loads in page for loads in ("<script", "src=", "<link", "@import", "<iframe", "url(http"))
+    assert set(re.findall(r'href="([^#"]*)', page)) <= {""}  # within the page only
+
+
+def test_a_sweep_is_a_page_too(tmp_path, capsys) -> None:
+    page = tmp_path / "sweep.html"
+    flags = ["--pool", "h100", "--policies", "lmetric,random", "--duration", "2s", "--jobs", "1"]
+    assert main(["lab", "sweep", *flags, "--report", str(page)]) == 0
+    text = page.read_text()
+    assert text.count("<svg") == 1
+    assert "<th>goodput at 90%</th><th>goodput at 99%</th>" in text
+    printed = {
+        line.split()[0]: line.split()[-1] for line in capsys.readouterr().out.splitlines() if " random" in f" {line}"
+    }
+    assert f"<td>{printed['random']} (" in text
+    assert_loads_nothing(text)
+
+
+def test_predictions_have_a_table_of_those_who_make_any() -> None:
+    rows = rows_of(run_spec(replace(SPEC, policy=policy, duration_s=3.0)) for policy in ("ours", "lmetric"))
+    _, predictions = text_table(rows, markdown=True).split("\n\n")[1:]
+    head, _, *lines = predictions.splitlines()
+    assert (
+        head
+        == "| predictions of | "
+        + " | ".join(f"{target} {figure}" for target in ("TTFT", "TPOT") for figure in ("error", "pinball", "covered"))
+        + " |"
+    )
+    (line,) = lines
+    assert line.startswith(f"| ours | {rows[0].figures['ttft_mape']:.0%} | {rows[0].figures['ttft_pinball_ms']:.1f} |")
+
+
+def test_goodput_between_the_loads_that_were_run() -> None:
+    (result,) = rows_of([run_spec(replace(SPEC, duration_s=1.0))])
+    attained = {
+        "falls": (1.0, 0.95, 0.85, 0.2),  # crosses 0.9 half-way between 0.8 and 1.0
+        "comes back": (0.8, 0.95, 0.85, 0.2),  # the highest load that keeps it counts
+        "never": (0.5, 0.5, 0.5, 0.5),
+        "always": (1.0, 1.0, 1.0, 1.0),
+    }
+    rows = [
+        replace(result, policy=policy, load=load, figures={"attainment": value})
+        for policy, values in attained.items()
+        for load, value in zip((0.5, 0.8, 1.0, 1.2), values, strict=True)
+    ]
+    assert goodput_cells(rows) == (
+        ["policy", "at 90%", "at 99%"],
+        [
+            ["falls", "0.90", "0.56"],
+            ["comes back", "0.90", "<0.5"],
+            ["never", "<0.5", "<0.5"],
+            ["always", "≥1.2", "≥1.2"],
+        ],
+    )
+    assert goodput_cells(rows[:1]) is None
 
 
 def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
