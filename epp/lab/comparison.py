@@ -9,6 +9,7 @@ from epp.lab.parallel import Progress, map_in_order
 from epp.lab.result import Result
 from epp.lab.runs import knee_of, run_spec, workload_of
 from epp.lab.spec import RunSpec
+from epp.lab.workloads.workload import run_s_at
 
 DEFAULT_POLICIES = ("ours", "llm-d-default", "lmetric", "cache-aware", "least-requests", "round-robin", ORACLE)
 
@@ -53,7 +54,7 @@ def specs_of(
             pool=pool,
             policy=policy,
             rate_rps=load * knees[workload, pool],
-            duration_s=like.duration_s or scale * workload_of(workload).run_s,
+            duration_s=like.duration_s or run_s_at(workload_of(workload), load * knees[workload, pool], scale),
             seed=seed,
         )
         for workload, pool in workloads

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from epp.lab.experiment import LabRequest, LabServer
 from epp.lab.prompts import BlockHashes, tokens_of
-from epp.lab.workloads.workload import Clients, Workload, schedule
+from epp.lab.workloads.workload import Clients, Workload, run_s_at, schedule
 from epp.sim.engine import Engine
 from epp.sim.timing import Hardware
 from epp.sim.types import Admission, SimRequest
@@ -30,7 +30,7 @@ def knee_rps(workload: Workload, servers: Sequence[LabServer]) -> float:
     """Requests per second, the same every time. A trace that is too short to saturate the pool gives a lower figure."""
     rate_rps = _OVERLOAD * _guess_rps(workload, servers)
     for _ in range(8):
-        duration_s = workload.run_s
+        duration_s = run_s_at(workload, rate_rps)
         done_rps = _throughput_rps(workload, servers, rate_rps, duration_s)
         if done_rps < _SATURATED * rate_rps:
             break

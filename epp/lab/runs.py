@@ -78,6 +78,12 @@ def _run(spec: RunSpec, knee: float | None, policy: Policy, services_of: Service
             f"{spec.workload}: {spec.rate_rps:g} rps for {spec.duration_s:g} s are more than {MOST_REQUESTS:,} "
             "requests; lower --load (1.0 is all that the pool can do), --rate or --duration"
         )
+    most = workload.most_requests
+    if most is not None and most < round(spec.rate_rps * spec.duration_s):
+        raise Problem(
+            f"{spec.workload}: its {most:,} requests last {most / spec.rate_rps:.3g} s at {spec.rate_rps:.3g} rps; "
+            f"leave --duration out, or say one that is shorter than {spec.duration_s:g} s"
+        )
     clients = Clients(targets if spec.send_targets else None, spec.streaming_ratio)
     experiment = Experiment(
         config_text=policy.config_text,
@@ -93,6 +99,12 @@ def _run(spec: RunSpec, knee: float | None, policy: Policy, services_of: Service
     if not experiment.schedule:
         raise Problem(f"{spec.workload}: nothing arrives within {spec.duration_s:g} s at {spec.rate_rps:g} rps")
     try:
-        return result_of(spec, targets, knee, run(experiment))
+        result = result_of(spec, targets, knee, run(experiment))
     except ConfigError as error:
         raise Problem(f"policy {spec.policy}: {error}") from error
+    if not result.figures["requests"]:
+        measured_from_s = spec.warmup_ratio * spec.duration_s
+        raise Problem(
+            f"{spec.workload}: nothing to measure arrives from {measured_from_s:g} s to {spec.duration_s:g} s"
+        )
+    return result

@@ -13,6 +13,7 @@ from typing import Any
 from epp.lab.parallel import Progress, map_in_order
 from epp.lab.runs import run_spec, workload_of
 from epp.lab.spec import RunSpec
+from epp.lab.workloads.workload import run_s_at
 
 RATIOS = (0.9, 0.99)
 GRID = 0.025  # of the knee
@@ -84,7 +85,7 @@ class _Measured:
 
     def __init__(self, task: _Task) -> None:
         self._task = task
-        self._duration_s = task.like.duration_s or task.scale * workload_of(task.like.workload).run_s
+        self._workload = workload_of(task.like.workload)
         self.by_step: dict[int, list[float]] = {}
 
     def at(self, step: int) -> float:
@@ -102,9 +103,9 @@ class _Measured:
 
     def _run_next(self, step: int) -> None:
         task, values = self._task, self.by_step[step]
-        spec = replace(
-            task.like, rate_rps=step * GRID * task.knee_rps, duration_s=self._duration_s, seed=len(values) + 1
-        )
+        rate_rps = step * GRID * task.knee_rps
+        duration_s = task.like.duration_s or run_s_at(self._workload, rate_rps, task.scale)
+        spec = replace(task.like, rate_rps=rate_rps, duration_s=duration_s, seed=len(values) + 1)
         values.append(run_spec(spec).figures["attainment"] or 0.0)
 
     def load_of_seed(self, number: int, ratio: float) -> float:

@@ -22,6 +22,7 @@ from epp.lab.spec import RunSpec, parse_fault
 from epp.lab.sweep import GRID, MOST_STEPS, highest_load
 from epp.lab.text_report import goodput_cells, text_table
 from epp.lab.workloads.catalogue import WORKLOADS
+from epp.lab.workloads.traces import read_trace
 from epp.problem import Problem
 from epp.sim.timing import Hardware
 
@@ -180,11 +181,26 @@ def test_a_configuration_that_does_not_load_names_the_policy(tmp_path, capsys) -
 def test_a_trace_too_short_for_a_knee_asks_for_a_rate(tmp_path, capsys) -> None:
     trace = tmp_path / "short.jsonl"
     row = '{"timestamp": %d, "input_length": 300, "output_length": 20, "hash_ids": []}\n'
-    trace.write_text(row % 0 + row % 300)
+    trace.write_text("".join(row % (100 * i) for i in range(8)))
     flags = ["lab", "run", "--trace", str(trace), "--pool", "h100", "--policies", "random", "--jobs", "1"]
     assert main(flags) == 2
     assert "say --rate instead of --load" in capsys.readouterr().err
     assert main([*flags, "--rate", "2"]) == 0
+    assert " at 2 rps, 4 s;" in capsys.readouterr().out  # eight requests, and not the two minutes of a long trace
+    assert main([*flags, "--rate", "2", "--duration", "1m"]) == 2
+    assert "its 8 requests last 4 s at 2 rps" in capsys.readouterr().err
+    assert main([*flags, "--rate", "8", "--duration", "100ms"]) == 2
+    assert "nothing to measure arrives" in capsys.readouterr().err
+
+
+def test_a_trace_that_ends_soon_gives_the_knee_of_a_longer_one(tmp_path) -> None:
+    trace = tmp_path / "t.jsonl"
+    row = '{"timestamp": %d, "input_length": 3000, "output_length": 50, "hash_ids": []}\n'
+    knees = []
+    for requests in (800, 4000):
+        trace.write_text("".join(row % (100 * i) for i in range(requests)))
+        knees.append(knee_rps(read_trace(trace), parse_pool("h100")))
+    assert knees[0] == pytest.approx(knees[1], rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ same schedule. Under overload a client then asks on before it has read, as it do
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from epp.lab.experiment import LabRequest
 from epp.lab.prompts import Prompt, SegmentNumbers
@@ -56,6 +57,7 @@ class Chats:
     about: str
     targets: Targets
     run_s: float
+    most_requests: ClassVar[int | None] = None
     rate_rps: float
     head_tokens: int
     first: Lengths
@@ -109,6 +111,7 @@ class Agents:
     about: str
     targets: Targets
     run_s: float
+    most_requests: ClassVar[int | None] = None
     projects: int
     least_head_tokens: int
     most_head_tokens: int

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp
 from statistics import NormalDist
+from typing import ClassVar
 
 from epp.lab.experiment import LabRequest
 from epp.lab.prompts import Prompt, SegmentNumbers
@@ -26,6 +27,7 @@ class SharedHeads:
     about: str
     targets: Targets
     run_s: float
+    most_requests: ClassVar[int | None] = None
     heads: Sequence[int]
     question_tokens: int
     output: Lengths

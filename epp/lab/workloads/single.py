@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from epp.lab.experiment import LabRequest
 from epp.lab.prompts import SegmentNumbers
@@ -24,6 +25,7 @@ class Single:
     about: str
     targets: Targets
     run_s: float
+    most_requests: ClassVar[int | None] = None
     prompt: Lengths
     output: Lengths
     gap_cv: float = 1.0

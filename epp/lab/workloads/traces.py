@@ -55,6 +55,10 @@ class Trace:
     targets: Targets = DEFAULT_TARGETS
     run_s: float = DEFAULT_RUN_S
 
+    @property
+    def most_requests(self) -> int:
+        return len(self.rows)
+
     def requests(self, rate_rps: float, rng: random.Random) -> Iterator[LabRequest]:
         if not self.rows:
             return

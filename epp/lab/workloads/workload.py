@@ -29,6 +29,7 @@ class Workload(Protocol):
         about: one line.
         targets: what its requests should keep, unless a run says otherwise.
         run_s: how long a run has to be for its figures to mean something: many times a request's own duration.
+        most_requests: how many there are; `None`: they come without end.
     """
 
     @property
@@ -43,9 +44,18 @@ class Workload(Protocol):
     @property
     def run_s(self) -> float: ...
 
+    @property
+    def most_requests(self) -> int | None: ...
+
     def requests(self, rate_rps: float, rng: random.Random) -> Iterator[LabRequest]:
         """Requests in order of time from 0 s on, `rate_rps` of them per second on average: without end, or, of a
         trace, until its own. Headers are not set, and every answer streams. All chance is of `rng`."""
+
+
+def run_s_at(workload: Workload, rate_rps: float, scale: float = 1.0) -> float:
+    """How long a run is at this rate: as long as the workload asks for, times `scale`, but not beyond a trace's end."""
+    run_s = scale * workload.run_s
+    return run_s if workload.most_requests is None else min(run_s, workload.most_requests / rate_rps)
 
 
 @dataclass(frozen=True, slots=True)
