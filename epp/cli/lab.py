@@ -22,6 +22,7 @@ from epp.cli.lab_flags import (
     write_json,
     write_out,
 )
+from epp.problem import Problem
 
 _DESCRIPTION = """\
 Try routing policies on simulated pools before you touch a real one. The picker itself decides, with a virtual clock;
@@ -122,8 +123,10 @@ def _add_sweep(actions: Any) -> None:
 def _sweep(arguments: argparse.Namespace) -> int:
     from epp.lab.comparison import knees_of
     from epp.lab.sweep import sweep
-    from epp.lab.table import PAIRS, goodput_table
+    from epp.lab.table import PAIRS, POOL, goodput_table
 
+    if arguments.workload == "all" and arguments.pool != POOL:
+        raise Problem(f"--pool {arguments.pool}: --workload all is on the pools of `epp lab table`; name one workload")
     pairs = list(PAIRS) if arguments.workload == "all" else [scene_of(arguments)]
     jobs = jobs_of(arguments)
     knees = knees_of(pairs, jobs)
@@ -149,7 +152,9 @@ def _add_table(actions: Any) -> None:
     table.add_argument(
         "--quick", action="store_true", help="a few policies, short runs, one seed: about a minute on two free cores"
     )
-    table.add_argument("--policies", type=names, metavar="A[,B…]", help="only these")
+    table.add_argument(
+        "--policies", type=names, metavar="A[,B…]", help="only these; `all` for all, files of your own too"
+    )
     table.add_argument("--workloads", type=names, metavar="A[,B…]", help="only these")
     table.add_argument("--loads", type=loads, metavar="X[,X…]", help="only these")
     table.add_argument("--seeds", type=seeds, metavar="N", help="runs of each")
@@ -165,6 +170,8 @@ def _table(arguments: argparse.Namespace) -> int:
 
     quick = arguments.quick
     policies = arguments.policies or (table.QUICK_POLICIES if quick else table.ALL_POLICIES)
+    if "all" in policies:
+        policies = table.ALL_POLICIES
     for name in policies:
         policy_of(name)
     for name in arguments.workloads or ():

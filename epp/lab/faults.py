@@ -20,6 +20,13 @@ from epp.lab.text_report import grid, shown
 FAULT_AT_RATIO, FAULT_LASTS_RATIO = 0.4, 0.2
 _BACK_RATIO = 0.05  # so much below what it was before counts as recovered
 _STAYS_PARTS = 3  # of the time line
+_FIGURES = (
+    ("attainment", ".1%"),
+    ("ttft_p50_ms", ".0f"),
+    ("ttft_p99_ms", ".0f"),
+    ("tpot_p99_ms", ".1f"),
+    ("failed", ".0f"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,17 @@ def recovery_s(result: Result) -> float | None:
 
 def faults_table(found: Sequence[tuple[Scene, Sequence[Row]]], markdown: bool) -> str:
     """One row for each scene and policy."""
-    head = ["scene", "policy", "attained", "recovered after s", "failed", "largest share"]
+    head = [
+        "scene",
+        "policy",
+        "attained",
+        "recovered after s",
+        "TTFT p50",
+        "p99",
+        "TPOT p99",
+        "failed",
+        "largest share",
+    ]
     body = []
     for scene, rows in found:
         for row in rows:
@@ -89,8 +106,8 @@ def faults_table(found: Sequence[tuple[Scene, Sequence[Row]]], markdown: bool) -
             known = [time_s for time_s in times if time_s is not None]
             back = "–" if not times else f"{fmean(known):.1f}" if len(known) == len(times) else "not in the run"
             share = fmean(largest_share(result) for result in row.results)
-            attained, failed = row.figures["attainment"], row.figures["failed"]
-            body.append([scene.name, row.policy, shown(attained, ".1%"), back, shown(failed, ".0f"), f"{share:.0%}"])
+            cells = [shown(row.figures[figure], how) for figure, how in _FIGURES]
+            body.append([scene.name, row.policy, cells[0], back, *cells[1:], f"{share:.0%}"])
     return grid(head, body, markdown)
 
 

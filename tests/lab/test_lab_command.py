@@ -163,6 +163,11 @@ def test_what_is_wrong_is_said_in_a_line(flags: list[str], says: str, capsys) ->
     assert says in capsys.readouterr().err
 
 
+def test_a_sweep_of_all_workloads_has_its_own_pools(capsys) -> None:
+    assert main(["lab", "sweep", "--workload", "all", "--pool", "h100x8"]) == 2
+    assert "--pool h100x8: --workload all is on the pools of `epp lab table`" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["run", "sweep", "table", "faults", "fit", "list"])
 def test_help_is_text_for_people(command: str, capsys) -> None:
     with pytest.raises(SystemExit):

@@ -1,13 +1,21 @@
 """What `headroom` keeps while something is wrong."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from epp.lab.comparison import rows_of
+from epp.lab.experiment import Experiment
 from epp.lab.faults import SCENES, faults_table, largest_share, recovery_s, spec_in
+from epp.lab.policies.catalogue import POLICIES
+from epp.lab.pools import parse_pool
 from epp.lab.runs import run_spec
-from epp.lab.spec import RunSpec
+from epp.lab.spec import RunSpec, parse_fault
+from epp.lab.workloads.catalogue import WORKLOADS
+from epp.lab.workloads.workload import Clients, schedule
+from epp.lab.world import run
+from epp.lab.yardsticks import between, share
 
 SPEC = RunSpec("azure-conv", "h100x3", "ours", rate_rps=24.0, duration_s=20.0)
 BY_NAME = {scene.name: scene for scene in SCENES}
@@ -20,7 +28,31 @@ def test_headroom_recovers_from_a_server_that_dies() -> None:
     assert result.figures["failed"]
     assert recovered_s is not None
     assert recovered_s < 10.0
-    assert "dies" in faults_table([(scene, rows_of([result]))], markdown=True)
+    head, _, line = (
+        text.split(" | ") for text in faults_table([(scene, rows_of([result]))], markdown=True).splitlines()
+    )
+    cells = dict(zip(head, line, strict=True))
+    assert cells["recovered after s"] == f"{recovered_s:.1f}"
+    assert cells["p99"] == f"{result.figures['ttft_p99_ms']:.0f}"
+    assert cells["failed"] == f"{result.figures['failed']:.0f}"
+
+
+def shares_of_ours(server: str, fault: str, spans: Sequence[tuple[float, float]]) -> list[float]:
+    """Of the requests that came within each span, in seconds, those that this server got."""
+    servers, policy, workload = parse_pool("h100x3"), POLICIES["ours"], WORKLOADS["azure-conv"]
+    requests = schedule(workload, Clients(workload.targets), 24.0, seed=1, duration_s=max(to_s for _, to_s in spans))
+    served = run(Experiment(policy.config_text, servers, requests, changes=parse_fault(fault, servers))).served
+    return [share(between(served, *span), server) or 0.0 for span in spans]
+
+
+def test_a_server_that_joins_is_tried_first_and_has_its_fourth_soon() -> None:
+    before, tried, later = shares_of_ours("added", "add@5s", [(0.0, 5.0), (5.0, 9.0), (15.0, 25.0)])
+    assert before == 0.0 < tried < 0.15 < later < 0.4, (before, tried, later)
+
+
+def test_a_server_that_fails_gets_next_to_nothing_and_has_its_third_again_soon() -> None:
+    before, failing, later = shares_of_ours("h100-0", "fail@5s+5s", [(0.0, 5.0), (5.0, 10.0), (22.0, 30.0)])
+    assert failing < 0.1 < 0.2 < min(before, later)
 
 
 def test_what_a_scene_does_not_change_is_as_the_run_has_it() -> None:
