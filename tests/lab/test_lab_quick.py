@@ -10,6 +10,7 @@ from epp.lab.oracle import NAME as ORACLE
 from epp.lab.policies.catalogue import WORST
 from epp.lab.runs import run_spec
 from epp.lab.spec import RunSpec
+from epp.lab.workloads.catalogue import WORKLOADS
 
 POOL = "h100x3"
 SEEDS = (1, 2)
@@ -23,31 +24,40 @@ class Scene(NamedTuple):
     rate_rps: float
     duration_s: float
     policies: tuple[str, ...]
+    pool: str = POOL
+    seeds: tuple[int, ...] = SEEDS
 
 
 SCENES = {
-    "conversations": Scene("azure-conv", 41.3, 6.0, ("lmetric", "least-requests", "random")),
-    "tenants": Scene("b2b-saas", 4.2, 60.0, ("lmetric", "cache-aware", "round-robin")),
+    "conversations": Scene("azure-conv", 41.3, 6.0, ("ours", "lmetric", "least-requests", "random")),
+    "tenants": Scene("b2b-saas", 4.2, 60.0, ("ours", "lmetric", "cache-aware", "round-robin")),
     "too-many-tenants": Scene("b2b-saas", 6.0, 45.0, ("lmetric", "cache-aware")),
-    "long-chats": Scene("mooncake-conversation", 3.5, 40.0, ("lmetric", "cache-aware")),
-    "agents": Scene("code-gen", 1.5, 60.0, ("lmetric", "cache-aware")),
+    "long-chats": Scene("mooncake-conversation", 3.5, 40.0, ("ours", "lmetric", "cache-aware")),
+    "agents": Scene("code-gen", 1.5, 60.0, ("ours", "lmetric", "cache-aware")),
+    "bursts": Scene("azure-code", 45.0, 5.0, ("ours", "least-load", "modeldock"), seeds=(1,)),
+    "all-lengths": Scene("production-shaped", 80.0, 4.0, ("ours", "sticky", "power-of-two"), seeds=(1,)),
+    "mixed": Scene("azure-conv", 26.0, 8.0, ("ours", "llm-d-default", "predicted-latency"), "h100+a100", seeds=(1,)),
 }
+RUNS = [(name, seed) for name, scene in SCENES.items() for seed in scene.seeds]
 
 Found = dict[str, Row]
 
 
-@lru_cache(maxsize=len(SCENES) * len(SEEDS))
+@lru_cache(maxsize=len(RUNS))
 def run(name: str, seed: int) -> Found:
     scene = SCENES[name]
     specs = [
-        RunSpec(scene.workload, POOL, policy, scene.rate_rps, scene.duration_s, seed)
+        RunSpec(scene.workload, scene.pool, policy, scene.rate_rps, scene.duration_s, seed)
         for policy in (ORACLE, *scene.policies, WORST)
     ]
     return {row.policy: row for row in rows_of(run_spec(spec) for spec in specs)}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("scene", SCENES)
+def test_all_workloads_are_there() -> None:
+    assert {scene.workload for scene in SCENES.values()} == set(WORKLOADS)
+
+
+@pytest.mark.parametrize(("scene", "seed"), RUNS)
 def test_nobody_keeps_more_targets_than_the_oracle_and_the_busiest_fewest(scene: str, seed: int) -> None:
     found = dict(run(scene, seed))
     best = found[ORACLE].figures["attainment"]
