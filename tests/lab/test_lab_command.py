@@ -369,3 +369,25 @@ def test_without_a_terminal_long_work_says_so_every_half_minute_and_short_work_n
         for _ in range(10):
             progress.step()
     assert out.getvalue() == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_a_bar_grows_says_how_long_it_will_take_and_leaves_nothing_behind() -> None:
+    now_s, out = 0.0, Terminal()
+    with Progress(4, "runs", out, clock=lambda: now_s) as progress:
+        for _ in range(4):
+            now_s += 10.0
+            progress.step()
+    drawn = out.getvalue().split("\r\x1b[K")
+    assert [(text.count("█"), text.partition(" ")[2]) for text in drawn[1:-1]] == [
+        (0, "0/4 runs"),
+        (7, "1/4 runs, 30 s left"),
+        (15, "2/4 runs, 20 s left"),
+        (22, "3/4 runs, 10 s left"),
+        (30, "4/4 runs, 0 s left"),
+    ]
+    assert (drawn[0], drawn[-1]) == ("", "")

@@ -9,13 +9,15 @@ import pytest
 
 from epp.config.resolve import load_config
 from epp.lab import oracle
-from epp.lab.experiment import Experiment, LabRequest
+from epp.lab.experiment import Experiment, LabRequest, Served
 from epp.lab.policies.cache import CacheAware, LeastLoad, LMetric
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.policies.load import AlwaysBusiest, ModelDock, PowerOfTwo, RoundRobin
 from epp.lab.policies.view import View
 from epp.lab.pools import parse_pool
-from epp.lab.servers import Server
+from epp.lab.servers import Live, Server
+from epp.lab.workloads.catalogue import WORKLOADS
+from epp.lab.workloads.workload import Clients, Targets, schedule
 from epp.lab.world import World
 from epp.ledger import Ledger
 from epp.scheduling.cycle import Cycle
@@ -47,11 +49,21 @@ def test_a_policy_holds_on_to_nothing_of_the_simulator(name: str) -> None:
         given.append(services)
         return services
 
-    world = World(Experiment(policy.config_text, parse_pool("h100x2"), (), plugins=policy.plugins, services_of=noted))
-    world.run()
-    plugins = [thing for thing in gc.get_objects() if isinstance(thing, Plugin) and thing.services in given]
-    assert plugins
-    assert reachable([*plugins, *given], (World, Server, Engine, LabRequest)) == set()
+    requests = schedule(WORKLOADS["azure-conv"], Clients(Targets(200.0, 25.0)), 20.0, seed=1, requests=20)
+    servers = parse_pool("h100x2")
+    world = World(Experiment(policy.config_text, servers, requests, plugins=policy.plugins, services_of=noted))
+    held: set[str] = set()
+
+    def look() -> None:
+        plugins = [thing for thing in gc.get_objects() if isinstance(thing, Plugin) and thing.services in given]
+        assert plugins
+        held.update(reachable([*plugins, *given], (World, Server, Engine, LabRequest, Live, Served)))
+
+    world._at(0.8, look)  # while some are answered and others wait
+    result = world.run()
+    look()
+    assert any(served.at_s < 0.8 < (served.ended_s or 0.0) for served in result.served)
+    assert held == set()
 
 
 def test_that_test_would_find_the_oracle_out() -> None:
