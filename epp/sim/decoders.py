@@ -61,7 +61,10 @@ class Decoders:
         """One more step is over. Those that got their last token by it; they decode no more."""
         self.steps += 1
         self.context_tokens += self.count
-        ended = list(self._ending.pop(self.steps, ()))
+        at_end = self._ending.pop(self.steps, None)
+        if at_end is None:
+            return []
+        ended = list(at_end)
         for sequence in ended:
             self.remove(sequence)
         return ended

@@ -7,6 +7,10 @@ block first, so that the tail of a prefix is forgotten before its head. (vLLM's 
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import repeat
+
+_LOOKED_UP_AT_ONCE = 128  # hashes: by `map`, in C
+_NOT_CACHED = -1
 
 
 class KvCache:
@@ -41,19 +45,17 @@ class KvCache:
 
     def match(self, hashes: Sequence[int]) -> list[int]:
         """The blocks that hold the longest cached prefix of `hashes`. Changes nothing."""
-        found = []
-        block_of = self._block_of
-        for block_hash in hashes:
-            block = block_of.get(block_hash)
-            if block is None:
-                break
-            found.append(block)
+        found: list[int] = []
+        for start in range(0, len(hashes), _LOOKED_UP_AT_ONCE):
+            found += map(self._block_of.get, hashes[start : start + _LOOKED_UP_AT_ONCE], repeat(_NOT_CACHED))
+            if found[-1] == _NOT_CACHED or _NOT_CACHED in found[start:]:
+                return found[: found.index(_NOT_CACHED, start)]
         return found
 
     def hold(self, matched: Sequence[int], fresh: int) -> list[int] | None:
         """Hold the `matched` blocks and `fresh` new ones; `None`, and nothing changed, when too few are free."""
         references, free = self._references, self._free
-        revived = [block for block in matched if not references[block]]
+        revived = [block for block in matched if not references[block]] if matched else ()
         if fresh > len(free) - len(revived):
             return None
         for block in revived:
@@ -61,9 +63,9 @@ class KvCache:
         for block in matched:
             references[block] += 1
         blocks = list(matched)
-        hash_of, block_of = self._hash_of, self._block_of
+        hash_of, block_of, take_oldest = self._hash_of, self._block_of, free.popitem
         for _ in range(fresh):
-            block, _unused = free.popitem(last=False)
+            block = take_oldest(False)[0]
             if (forgotten := hash_of[block]) is not None:
                 del block_of[forgotten]
                 hash_of[block] = None

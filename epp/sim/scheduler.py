@@ -84,10 +84,11 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next step's work; `None` when there is none."""
-        step = Step()
         preempted = self._make_room_for_decoding()
-        step.decoding = self.decoders.count
-        step.context_tokens = self.decoders.context_tokens
+        decoders = self.decoders
+        step = Step(decoders.count, decoders.context_tokens)
+        if not self.prefilling and not self.waiting:  # as a rule
+            return step if step.decoding else None
         budget = self._config.max_batched_tokens - step.decoding
         if self.prefilling:
             for sequence in list(self.prefilling):
@@ -102,7 +103,7 @@ class Scheduler:
                     step.add_prefill(sequence, tokens)
                     budget -= tokens
             if preempted:  # who was preempted after his turn decodes no more
-                step.decoding, step.context_tokens = self.decoders.count, self.decoders.context_tokens
+                step.decoding, step.context_tokens = decoders.count, decoders.context_tokens
         if self.waiting and not preempted:
             self._admit(step, budget)
         return step if step.decoding or step.prefills else None
@@ -128,11 +129,12 @@ class Scheduler:
     def _make_room_for_decoding(self) -> bool:
         """A block for each sequence whose next token begins one. True if somebody had to be preempted for it."""
         growing = self.decoders.growing
-        if len(growing) <= self.kv.free_blocks:
-            if growing:
-                fresh = self.kv.hold((), len(growing)) or ()
-                for sequence, block in zip(growing, fresh, strict=True):
-                    sequence.blocks.append(block)
+        if not growing:
+            return False
+        fresh = self.kv.hold((), len(growing))
+        if fresh is not None:
+            for sequence, block in zip(growing, fresh, strict=True):
+                sequence.blocks.append(block)
             return False
         preempted = False
         for sequence in [s for s in self.running if s in growing]:
