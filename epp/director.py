@@ -293,14 +293,17 @@ class Director:
 
     def _served_by(self, assignment: Assignment, address: str) -> None:
         """Follow the request to the endpoint that really answered: a fallback of ours, or the proxy's own choice."""
-        for snapshot in (assignment.decision.snapshot, self._snapshot()):
+        snapshot = assignment.decision.snapshot
+        row = snapshot.row_by_address.get(address)
+        if row is None:  # of one that has come since
+            snapshot = self._snapshot()
             row = snapshot.row_by_address.get(address)
-            if row is not None:
-                endpoint_id = snapshot.endpoints[row].id
-                if endpoint_id != assignment.served_endpoint_id:
-                    self._ledger.move(assignment.request.id, assignment.served_endpoint_id, endpoint_id)
-                    assignment.served_endpoint_id = endpoint_id
-                return
+        if row is None:
+            return
+        endpoint_id = snapshot.endpoints[row].id
+        if endpoint_id != assignment.served_endpoint_id:
+            self._ledger.move(assignment.request.id, assignment.served_endpoint_id, endpoint_id)
+            assignment.served_endpoint_id = endpoint_id
 
     def response_body(self, assignment: Assignment, data: bytes) -> None:
         """Bytes of the response body passed."""
