@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import isnan
 
 from epp.inference.request import Request
 from epp.lab.experiment import Promised
@@ -35,17 +36,26 @@ class Witness(Predictor):
         last, self._last = self._last, None
         if last is None or endpoint_id not in last.endpoint_ids:
             return {}
-        row = list(last.endpoint_ids).index(endpoint_id)
-        bounds = {q: prediction.promise(row).targets for q, prediction in self._bounded.items()}
-        return {
-            target: Promised(said.mean_ms, {q: targets[target].bound_ms for q, targets in bounds.items()}, said.source)
-            for target, said in last.promise(row).targets.items()
-        }
+        row = last.endpoint_ids.index(endpoint_id)
+        bounds = [(q, _estimates(prediction)) for q, prediction in self._bounded.items()]
+        promised = {}
+        for target, said in _estimates(last).items():
+            mean_ms = float(said.mean_ms[row])
+            if not isnan(mean_ms):
+                bounds_ms = {q: float(estimates[target].bound_ms[row]) for q, estimates in bounds}
+                promised[target] = Promised(mean_ms, bounds_ms, said.source)
+        return promised
+
+
+def _estimates(prediction: Prediction) -> dict[Target, Estimate]:
+    """Those that there are."""
+    estimates = {Target.TTFT: prediction.ttft, Target.TPOT: prediction.tpot}
+    return estimates if prediction.e2e is None else estimates | {Target.E2E: prediction.e2e}
 
 
 def _without_bounds(prediction: Prediction) -> Prediction:
-    def mean(estimate: Estimate) -> Estimate:
-        return replace(estimate, bound_ms=estimate.mean_ms)
+    def mean(of: Estimate) -> Estimate:
+        return Estimate(of.mean_ms, of.mean_ms, of.base_ms, of.spread, of.source)
 
     e2e = None if prediction.e2e is None else mean(prediction.e2e)
     return replace(prediction, ttft=mean(prediction.ttft), tpot=mean(prediction.tpot), e2e=e2e, quantile=None)

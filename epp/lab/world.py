@@ -12,6 +12,7 @@ which of them have anything to do by then.
 """
 
 import heapq
+import math
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -44,7 +45,7 @@ from epp.lab.stand_ins import Failures, NoObserver, Witness
 from epp.latency.training import TrainedModel, train
 from epp.latency.types import Target
 from epp.ledger import Ledger
-from epp.pool.snapshot import EndpointSignals
+from epp.pool.snapshot import EndpointSignals, Snapshot
 from epp.pool.store import PoolStore
 from epp.scheduling.plugin import Services
 from epp.scheduling.registry import Registry
@@ -56,6 +57,8 @@ LOOK_FOR_TRAINING_S = 1.0
 ERROR_AFTER_S = 0.002
 _STREAM = {"content-type": "text/event-stream"}
 _JSON = {"content-type": "application/json"}
+_Page = tuple[Server, float, int, int, float]
+"""Whose, when it was read, and what it said: running, waiting, share of the KV cache in use."""
 _ADMITTED = {Admission.ACCEPTED: 200, Admission.QUEUE_FULL: 503, Admission.TOO_LONG: 400}
 
 
@@ -69,6 +72,7 @@ class World:
 
     Attributes:
         now_s: virtual time.
+        served: every request that has arrived.
         servers: by name; also those that have left the pool.
         arriving: the request of the decision that is being made.
         block_hashes: what engines know of prompts.
@@ -78,10 +82,12 @@ class World:
         self._experiment = experiment
         self.now_s = 0.0
         self.servers: dict[str, Server] = {}
+        self.served: list[Served] = []
         self.arriving: LabRequest | None = None
         self.block_hashes = BlockHashes()
         self._rng = random.Random(experiment.seed)
         self._store = PoolStore()
+        self._pages: dict[str, _Page] = {}  # metrics pages that were read and not told of yet, by endpoint id
         self._predictor = Witness(experiment.predictor, experiment.quantiles)
         self._failures = Failures()
         ledger = Ledger()
@@ -95,7 +101,7 @@ class World:
             build_pipeline(config, self._failures),
             Parsers([parser.plugin_type for parser in config.parsers]),
             ledger,
-            self._store.snapshot,
+            self._snapshot,
             NoObserver(),
             clock=lambda: self.now_s,
             rng=random.Random(self._rng.getrandbits(64)),
@@ -103,25 +109,36 @@ class World:
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []  # a heap: when, in which order, what
         self._due: list[tuple[float, int, Server]] = []  # a heap: when an engine has something to do
         self._order = count()
-        self._served: list[Served] = []
         self._open = 0
         self._published_s: list[float] = []
-
-    def run(self) -> LabResult:
-        experiment = self._experiment
         for server in experiment.servers:
             self._join(server)
         for change in experiment.changes:
             self._at(change.at_s, partial(self._change, change))
         self._at(LOOK_FOR_TRAINING_S, self._look_for_training)
         self._plan_next(iter(experiment.schedule))
-        while self._agenda and (len(self._served) < len(experiment.schedule) or self._open):
-            at_s, _, happen = heapq.heappop(self._agenda)
+
+    def run(self) -> LabResult:
+        """To its end."""
+        self.run_until(math.inf)
+        return self.result()
+
+    def run_until(self, until_s: float) -> bool:
+        """Go on up to a time. True once the last request has ended: the run is over."""
+        agenda, requests = self._agenda, len(self._experiment.schedule)
+        while agenda and (len(self.served) < requests or self._open):
+            if agenda[0][0] > until_s:
+                return False
+            at_s, _, happen = heapq.heappop(agenda)
             self._advance(at_s)
             self.now_s = at_s
             happen()
+        return True
+
+    def result(self) -> LabResult:
+        """What has come of it so far."""
         return LabResult(
-            tuple(self._served),
+            tuple(self.served),
             tuple(self._published_s),
             dict(self._failures.by_type),
             {name: server.busy_s for name, server in self.servers.items()},
@@ -135,6 +152,8 @@ class World:
     def _advance(self, until_s: float) -> None:
         """Let the engines work until then, and tell the picker of their tokens in the order in which they came."""
         due = self._due
+        if not due or due[0][0] > until_s:
+            return
         events: list[tuple[TokenEvent, Server]] = []
         while due and due[0][0] <= until_s:
             at_s, _, server = heapq.heappop(due)
@@ -164,10 +183,10 @@ class World:
 
     def _arrive(self, planned: LabRequest, schedule: Iterator[LabRequest]) -> None:
         self._plan_next(schedule)
-        number, prompt = len(self._served), text_of(planned.prompt)
+        number, prompt = len(self.served), text_of(planned.prompt)
         served = Served(number, self.now_s, streamed=planned.streaming)
         served.prompt_tokens, served.output_tokens = tokens_of(planned.prompt), planned.output_tokens
-        self._served.append(served)
+        self.served.append(served)
         request = Request(
             id=f"stream-{number}",
             api=Api.COMPLETIONS,
@@ -285,6 +304,7 @@ class World:
                 self._break_off(server)
                 server.alive = False
             case Restarts():
+                self._tell_of_pages()
                 self._break_off(server)
                 server.restart(self._new_rng())
                 self._replace_pool()
@@ -293,22 +313,33 @@ class World:
                 self._replace_pool()
 
     def _replace_pool(self) -> None:
+        self._tell_of_pages()  # before somebody leaves, or comes back under the same name
         self._store.replace(server.endpoint for server in self.servers.values() if server.present)
 
     def _scrape(self, server: Server, interval_s: float) -> None:
         if server.alive and server.present:
-            running, waiting, kv_usage_ratio = server.engine.gauges()
+            self._pages[server.endpoint.id] = (server, self.now_s, *server.engine.gauges())
+        self._at(self.now_s + interval_s, lambda: self._scrape(server, interval_s))
+
+    def _snapshot(self) -> Snapshot:
+        if self._pages:
+            self._tell_of_pages()
+        return self._store.snapshot()
+
+    def _tell_of_pages(self) -> None:
+        """Tell the picker what was read. Of many readings between two looks at the pool only the last ones count."""
+        for endpoint_id, (server, at_s, running, waiting, kv_usage_ratio) in self._pages.items():
             signals = EndpointSignals(
                 waiting_requests=float(waiting),
                 running_requests=float(running),
                 kv_cache_usage_ratio=kv_usage_ratio,
                 kv_block_size_tokens=server.spec.engine.block_tokens,
                 kv_blocks=server.spec.engine.kv_blocks,
-                scraped_at_s=self.now_s,
+                scraped_at_s=at_s,
                 restarts=server.restarts,
             )
-            self._store.update_signals(server.endpoint.id, signals)
-        self._at(self.now_s + interval_s, lambda: self._scrape(server, interval_s))
+            self._store.update_signals(endpoint_id, signals)
+        self._pages.clear()
 
     # --- training ---------------------------------------------------------------------------------------------------
 
