@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -78,21 +78,21 @@ def map_in_order(
     tasks: Sequence[T],
     jobs: int,
     progress: Progress,
-    cost: Callable[[T], float] = lambda task: 0.0,
+    begins: Callable[[T], Any] = lambda task: 0,
 ) -> list[R]:
     """`work` of each task, in the order of the tasks. With one job in this process. What it raises is raised, and ends
-    the processes at once, as Ctrl-C does. What costs most is begun first, so that all processes end together."""
-    if jobs <= 1 or len(tasks) <= 1:
-        results = []
-        for task in tasks:
-            results.append(work(task))
-            progress.step()
-        return results
+    the processes at once, as Ctrl-C does. They are begun in the order of the key `begins`: with what costs most first,
+    all processes end together."""
     done: dict[int, R] = {}
-    dearest_first = sorted(range(len(tasks)), key=lambda number: -cost(tasks[number]))
+    order = sorted(range(len(tasks)), key=lambda number: begins(tasks[number]))
+    if jobs <= 1 or len(tasks) <= 1:
+        for number in order:
+            done[number] = work(tasks[number])
+            progress.step()
+        return [done[number] for number in range(len(tasks))]
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(jobs, len(tasks)), initializer=_leave_interrupts_to_the_parent) as pool:
-        waiting: dict[Future[R], int] = {pool.submit(work, tasks[number]): number for number in dearest_first}
+        waiting: dict[Future[R], int] = {pool.submit(work, tasks[number]): number for number in order}
         try:
             while waiting:
                 ready, _ = wait(waiting, return_when=FIRST_COMPLETED)

@@ -60,7 +60,7 @@ class Result:
 
 def result_of(spec: RunSpec, targets: Targets, knee_rps: float | None, lab: LabResult) -> Result:
     end_s = spec.duration_s
-    measured = between(lab.served, spec.warmup_ratio * end_s, end_s)
+    measured = measured_of(spec, lab.served)
     names = sorted(lab.busy_s)
     return Result(
         spec=spec,
@@ -83,6 +83,11 @@ def result_of(spec: RunSpec, targets: Targets, knee_rps: float | None, lab: LabR
         timeline=_timeline(lab.served, targets, end_s),
         plugin_failures=dict(sorted(lab.plugin_failures.items())),
     )
+
+
+def measured_of(spec: RunSpec, served: Sequence[Served]) -> list[Served]:
+    """Those that count: what comes after the warm-up."""
+    return between(served, spec.warmup_ratio * spec.duration_s, spec.duration_s)
 
 
 def figures_of(served: Sequence[Served], targets: Targets, quantile: float) -> dict[str, float | None]:

@@ -1,21 +1,24 @@
 """From a run's spec to its result: names become policies, workloads and pools."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from epp.config.errors import ConfigError
 from epp.lab import oracle
-from epp.lab.experiment import Experiment, ServicesOf, only_what_a_picker_has
+from epp.lab.experiment import Experiment, LabRequest, ServicesOf, only_what_a_picker_has
 from epp.lab.knee import knee_rps
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.policies.policy import Policy
 from epp.lab.pools import parse_pool
-from epp.lab.result import Result, result_of
+from epp.lab.race import fewest_lost
+from epp.lab.result import Result, measured_of, result_of
 from epp.lab.spec import RunSpec, parse_fault
 from epp.lab.workloads.catalogue import WORKLOADS
 from epp.lab.workloads.traces import read_trace
-from epp.lab.workloads.workload import Clients, Workload, schedule
+from epp.lab.workloads.workload import Clients, Targets, Workload, schedule
 from epp.lab.world import run
+from epp.lab.yardsticks import lost
 from epp.problem import Problem
 
 MOST_REQUESTS = 5_000_000
@@ -64,15 +67,30 @@ def knee_of(workload: str, pool: str) -> float:
 
 def run_spec(spec: RunSpec, knee: float | None = None) -> Result:
     """Run it; the oracle, by that of its rules which keeps most targets. `knee` is noted. Raises `Problem`."""
-    if spec.policy != oracle.NAME:
-        return _run(spec, knee, policy_of(spec.policy), only_what_a_picker_has)
-    by_rule = (_run(spec, knee, oracle.policy_of(rule), oracle.with_foresight) for rule in oracle.Rule)
-    return max(by_rule, key=lambda r: (r.figures["attainment"] or 0.0, -(r.figures["ttft_mean_ms"] or 0.0)))
+    targets = spec.targets or workload_of(spec.workload).targets
+    try:
+        if spec.policy == oracle.NAME:
+            labs = fewest_lost(
+                [_experiment(spec, targets, oracle.policy_of(rule), oracle.with_foresight) for rule in oracle.Rule],
+                lambda served: lost(measured_of(spec, served), *targets),
+                spec.duration_s,
+            )
+        else:
+            labs = [run(_experiment(spec, targets, policy_of(spec.policy), only_what_a_picker_has))]
+    except ConfigError as error:
+        raise Problem(f"policy {spec.policy}: {error}") from error
+    results = [result_of(spec, targets, knee, lab) for lab in labs]
+    result = max(results, key=lambda r: (r.figures["attainment"] or 0.0, -(r.figures["ttft_mean_ms"] or 0.0)))
+    if not result.figures["requests"]:
+        measured_from_s = spec.warmup_ratio * spec.duration_s
+        raise Problem(
+            f"{spec.workload}: nothing to measure arrives from {measured_from_s:g} s to {spec.duration_s:g} s"
+        )
+    return result
 
 
-def _run(spec: RunSpec, knee: float | None, policy: Policy, services_of: ServicesOf) -> Result:
+def _experiment(spec: RunSpec, targets: Targets, policy: Policy, services_of: ServicesOf) -> Experiment:
     workload, servers = workload_of(spec.workload), parse_pool(spec.pool)
-    targets = spec.targets or workload.targets
     if spec.rate_rps * spec.duration_s > MOST_REQUESTS:
         raise Problem(
             f"{spec.workload}: {spec.rate_rps:g} rps for {spec.duration_s:g} s are more than {MOST_REQUESTS:,} "
@@ -88,7 +106,7 @@ def _run(spec: RunSpec, knee: float | None, policy: Policy, services_of: Service
     experiment = Experiment(
         config_text=policy.config_text,
         servers=servers,
-        schedule=schedule(workload, clients, spec.rate_rps, spec.seed, duration_s=spec.duration_s),
+        schedule=_schedule(spec.workload, clients, spec.rate_rps, spec.seed, spec.duration_s),
         changes=[change for fault in spec.faults for change in parse_fault(fault, servers)],
         seed=spec.seed,
         plugins=policy.plugins,
@@ -98,13 +116,10 @@ def _run(spec: RunSpec, knee: float | None, policy: Policy, services_of: Service
     )
     if not experiment.schedule:
         raise Problem(f"{spec.workload}: nothing arrives within {spec.duration_s:g} s at {spec.rate_rps:g} rps")
-    try:
-        result = result_of(spec, targets, knee, run(experiment))
-    except ConfigError as error:
-        raise Problem(f"policy {spec.policy}: {error}") from error
-    if not result.figures["requests"]:
-        measured_from_s = spec.warmup_ratio * spec.duration_s
-        raise Problem(
-            f"{spec.workload}: nothing to measure arrives from {measured_from_s:g} s to {spec.duration_s:g} s"
-        )
-    return result
+    return experiment
+
+
+@lru_cache(maxsize=1)
+def _schedule(workload: str, clients: Clients, rate_rps: float, seed: int, duration_s: float) -> Sequence[LabRequest]:
+    """The last one is kept: other policies run it next."""
+    return schedule(workload_of(workload), clients, rate_rps, seed, duration_s=duration_s)

@@ -75,6 +75,11 @@ def attainment(served: Iterable[Served], ttft_ms: float, tpot_ms: float) -> floa
     return mean(float(keeps(s, ttft_ms, tpot_ms)) for s in served if s.streamed)
 
 
+def lost(served: Iterable[Served], ttft_ms: float, tpot_ms: float) -> int:
+    """Streams that have ended, in whatever way, and did not keep both targets."""
+    return sum(s.streamed and s.ended_s is not None and not keeps(s, ttft_ms, tpot_ms) for s in served)
+
+
 def hit_ratio(served: Iterable[Served]) -> float | None:
     """Of the prompt tokens that were answered, those that were cached."""
     answered = [s for s in served if s.status == 200]

@@ -355,7 +355,7 @@ def test_work_in_processes_keeps_its_order_and_raises_what_it_raised() -> None:
 def test_what_costs_most_is_begun_first() -> None:
     """The last of four tasks for two processes: it would have to wait for an hour of sleep."""
     with Progress(4, "runs") as progress, pytest.raises(ValueError, match="non-negative"):
-        map_in_order(time.sleep, [3600.0, 3600.0, 3600.0, -1.0], 2, progress, cost=lambda seconds: -seconds)
+        map_in_order(time.sleep, [3600.0, 3600.0, 3600.0, -1.0], 2, progress, begins=abs)
 
 
 def test_without_a_terminal_long_work_says_so_every_half_minute_and_short_work_nothing() -> None:
