@@ -268,16 +268,18 @@ def _fit(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     from epp.lab import oracle
     from epp.lab.policies.catalogue import POLICIES
-    from epp.lab.pools import ENGINES
+    from epp.lab.pools import ENGINES, SHORT
     from epp.lab.workloads.catalogue import WORKLOADS
 
     print("workloads")
     for workload in WORKLOADS.values():
-        print(f"  {workload.name:24} {workload.about}")
+        targets = f"targets: TTFT {workload.targets.ttft_ms:g} ms, TPOT {workload.targets.tpot_ms:g} ms"
+        print(f"  {workload.name:26} {workload.about}; {targets}")
     print("policies")
     for policy in (*POLICIES.values(), oracle.policy_of()):
-        print(f"  {policy.name:24} {policy.about}")
+        print(f"  {policy.name:26} {policy.about}")
     print("shapes of servers")
     for name, engine in ENGINES.items():
-        print(f"  {name:24} {engine.kv_blocks * engine.block_tokens:,} tokens of KV cache")
+        known_as = ", ".join((name, *(short for short, full in SHORT.items() if full == name)))
+        print(f"  {known_as:26} {engine.kv_blocks * engine.block_tokens:,} tokens of KV cache")
     return 0

@@ -69,7 +69,7 @@ _SHAPES: Mapping[str, tuple[Model, Machine]] = {
 _LAW = ("base_ms", "prefill_token_us", "sequence_us", "attention_pair_ns", "context_token_ns")
 _PART = re.compile(r"(?P<name>.+?)(?:x(?P<number>[0-9]{1,9}))?")
 MOST_SERVERS = 10_000
-_SHORT = {"h100": "8b-h100", "a100": "8b-a100", "l40s": "8b-l40s"}
+SHORT = {"h100": "8b-h100", "a100": "8b-a100", "l40s": "8b-l40s"}
 
 
 def engine_of(shape: str) -> EngineConfig:
@@ -147,9 +147,9 @@ def parse_pool(text: str) -> tuple[LabServer, ...]:
             engine: EngineConfig | None = _shape_in(Path(name))
             name = Path(name).stem
         else:
-            engine = ENGINES.get(_SHORT.get(name, name))
+            engine = ENGINES.get(SHORT.get(name, name))
         if engine is None:
-            shapes = ", ".join((*_SHORT, *(shape for shape in ENGINES if shape not in _SHORT.values())))
+            shapes = ", ".join((*SHORT, *(shape for shape in ENGINES if shape not in SHORT.values())))
             raise Problem(f"pool {text!r}: no shape is called {name!r}; there are {shapes}; write for example h100x4")
         if len(servers) + number > MOST_SERVERS:
             raise Problem(f"pool {text!r}: more than {MOST_SERVERS:,} servers")

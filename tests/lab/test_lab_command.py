@@ -223,7 +223,9 @@ def test_a_shape_that_no_server_can_have_is_refused(tmp_path, name: str, value: 
 def test_everything_is_listed(capsys) -> None:
     assert main(["lab", "list"]) == 0
     printed = capsys.readouterr().out
-    assert all(name in printed for name in (*WORKLOADS, *POLICIES, "oracle", *ENGINES))
+    assert all(f"  {name} " in printed for name in (*WORKLOADS, *POLICIES, "oracle", "70b-h100-tp4", "8b-h100, h100"))
+    assert all(name in printed for name in ENGINES)
+    assert "TTFT 200 ms, TPOT 25 ms" in printed
 
 
 def test_every_policy_loads() -> None:
