@@ -1,8 +1,8 @@
 """Policies while something is wrong: a server dies, slows, restarts or joins, or metrics pages are read too seldom.
 
 Each scene is a run of the same schedule. A fault comes at two fifths of it, and what does not last to the end lasts a
-fifth. Recovery is read off the time line: it is over when attainment has come back, and stays for a while, to what it
-was before the fault.
+fifth. Recovery is read off the time line, beside that of the run with nothing wrong: not off what was before the fault,
+for what breaks off by it came before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ from epp.lab.spec import RunSpec
 from epp.lab.text_report import grid, shown
 
 FAULT_AT_RATIO, FAULT_LASTS_RATIO = 0.4, 0.2
-_BACK_RATIO = 0.05  # so much below what it was before counts as recovered
-_STAYS_PARTS = 3  # of the time line
+_BACK_RATIO = 0.05  # so much below what it is with nothing wrong counts as recovered
+_WINDOW_PARTS = 3  # of the time line, taken together
 _FIGURES = (
     ("attainment", ".1%"),
     ("ttft_p50_ms", ".0f"),
@@ -70,24 +70,34 @@ def run_scenes(specs: Sequence[RunSpec], jobs: int) -> list[tuple[Scene, list[Ro
     return [(s, rows_of(results[i * len(specs) : (i + 1) * len(specs)])) for i, s in enumerate(SCENES)]
 
 
-def recovery_s(result: Result) -> float | None:
-    """From the fault until attainment is back; 0 if it never went; `None` if it does not come back in the run."""
-    at_s = FAULT_AT_RATIO * result.spec.duration_s
-    parts = [(p["at_s"] or 0.0, p["attainment"]) for p in result.timeline]
-    warm_s = result.spec.warmup_ratio * result.spec.duration_s
-    before = [kept for when_s, kept in parts if warm_s <= when_s < at_s and kept is not None]
-    after = [(when_s, kept) for when_s, kept in parts if when_s >= at_s and kept is not None]
-    if not before:
-        return None
-    enough = fmean(before) - _BACK_RATIO
-    for i in range(len(after) - _STAYS_PARTS + 1):
-        if all(kept >= enough for _, kept in after[i : i + _STAYS_PARTS]):
-            return max(after[i][0] - at_s, 0.0)
-    return None
+def recovery_s(result: Result, calm: Result) -> float | None:
+    """From the fault until attainment is what it is at that time in the run with nothing wrong; 0 if it never was less
+    while the fault lasted, `None` if it is to the end."""
+    step_s = result.spec.duration_s / len(result.timeline)
+    begins, ends = (
+        round(ratio * len(result.timeline)) for ratio in (FAULT_AT_RATIO, FAULT_AT_RATIO + FAULT_LASTS_RATIO)
+    )
+    less = {
+        part: kept < usual - _BACK_RATIO
+        for part in range(begins, len(result.timeline) - _WINDOW_PARTS + 1)
+        if (kept := _kept(result, part)) is not None and (usual := _kept(calm, part)) is not None
+    }
+    went = next((part for part in less if less[part] and part < ends), None)
+    if went is None:
+        return 0.0
+    back = next((part for part in less if part > went and not less[part]), None)
+    return None if back is None else (back - begins) * step_s
+
+
+def _kept(result: Result, part: int) -> float | None:
+    """Attainment over a window of the time line that begins with this part."""
+    window = [p for p in result.timeline[part : part + _WINDOW_PARTS] if p["attainment"] is not None]
+    requests = sum(p["requests"] or 0.0 for p in window)
+    return sum((p["attainment"] or 0.0) * (p["requests"] or 0.0) for p in window) / requests if requests else None
 
 
 def faults_table(found: Sequence[tuple[Scene, Sequence[Row]]], markdown: bool) -> str:
-    """One row for each scene and policy."""
+    """One row for each scene and policy. The first scene is that with nothing wrong."""
     head = [
         "scene",
         "policy",
@@ -100,9 +110,11 @@ def faults_table(found: Sequence[tuple[Scene, Sequence[Row]]], markdown: bool) -
         "largest share",
     ]
     body = []
+    calm = {row.policy: row.results for row in found[0][1]}
     for scene, rows in found:
         for row in rows:
-            times = [recovery_s(result) for result in row.results] if scene.fault else []
+            pairs = zip(row.results, calm[row.policy], strict=True) if scene.fault else ()
+            times = [recovery_s(result, usual) for result, usual in pairs]
             known = [time_s for time_s in times if time_s is not None]
             back = "–" if not times else f"{fmean(known):.1f}" if len(known) == len(times) else "not in the run"
             share = fmean(largest_share(result) for result in row.results)

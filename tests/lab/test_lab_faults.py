@@ -23,18 +23,40 @@ BY_NAME = {scene.name: scene for scene in SCENES}
 
 def test_headroom_recovers_from_a_server_that_dies() -> None:
     scene = BY_NAME["dies"]
-    result = run_spec(spec_in(scene, SPEC))
-    recovered_s = recovery_s(result)
+    calm, result = run_spec(SPEC), run_spec(spec_in(scene, SPEC))
+    recovered_s = recovery_s(result, calm)
     assert result.figures["failed"]
     assert recovered_s is not None
     assert recovered_s < 10.0
-    head, _, line = (
-        text.split(" | ") for text in faults_table([(scene, rows_of([result]))], markdown=True).splitlines()
-    )
+    found = [(BY_NAME["nothing"], rows_of([calm])), (scene, rows_of([result]))]
+    head, _, _, line = (text.split(" | ") for text in faults_table(found, markdown=True).splitlines())
     cells = dict(zip(head, line, strict=True))
     assert cells["recovered after s"] == f"{recovered_s:.1f}"
     assert cells["p99"] == f"{result.figures['ttft_p99_ms']:.0f}"
     assert cells["failed"] == f"{result.figures['failed']:.0f}"
+
+
+@pytest.mark.parametrize(
+    ("kept", "recovered_s"),
+    [
+        ([0.9] * 40, 0.0),
+        ([0.9] * 13 + [0.0] * 3 + [0.9] * 24, 0.0),  # what breaks off came before the fault
+        ([0.9] * 16 + [0.0] * 4 + [0.9] * 20, 2.0),
+        ([0.9] * 18 + [0.1] * 4 + [0.9] * 18, 3.0),  # it fell later
+        ([0.9] * 16 + [0.2] * 24, None),
+        ([0.9] * 30 + [0.2] * 10, 0.0),  # long after the fault
+    ],
+    ids=["never", "before", "at once", "later", "to the end", "something else"],
+)
+def test_recovery_is_read_off_the_time_line(kept: list[float], recovered_s: float | None) -> None:
+    calm = run_spec(replace(SPEC, duration_s=1.0))
+    calm, faulty = (
+        replace(
+            calm, spec=SPEC, timeline=[{"at_s": i / 2, "attainment": a, "requests": 12.0} for i, a in enumerate(line)]
+        )
+        for line in ([0.9] * 40, kept)
+    )
+    assert recovery_s(faulty, calm) == recovered_s
 
 
 def shares_of_ours(server: str, fault: str, spans: Sequence[tuple[float, float]]) -> list[float]:
