@@ -31,6 +31,16 @@ class Decoders:
         """Those whose next token begins a new block."""
         return self._growing[self.steps % self._block_tokens]
 
+    @property
+    def growing_next(self) -> dict[Sequence, None]:
+        """The same of the token after that."""
+        return self._growing[(self.steps + 1) % self._block_tokens]
+
+    @property
+    def next_ends(self) -> bool:
+        """With the next token somebody has all of them."""
+        return self.steps + 1 in self._ending
+
     def add(self, sequence: Sequence) -> None:
         """From the next step on it decodes. What was computed of it is all it has."""
         sequence.decoding_since = self.steps

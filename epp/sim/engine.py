@@ -88,6 +88,8 @@ class Engine:
             if self._step is not None:
                 if self._step_end_s > now_s:
                     break
+                if self._goes_on():
+                    continue
                 self._finish_step(events)
                 start_s = self._step_end_s
             elif self._arriving and self._arriving[0][0] <= now_s:
@@ -129,13 +131,28 @@ class Engine:
     def _is_live(self, sequence: Sequence) -> bool:
         return self._live.get(sequence.request.id) is sequence
 
+    def _goes_on(self) -> bool:
+        """Whether the step that is over is followed by one like it, of which there is nothing to tell: then by that."""
+        step = self._step
+        if step is None or self._every_token or (self._arriving and self._arriving[0][0] <= self._step_end_s):
+            return False
+        decoded = self.scheduler.decoders.count
+        if not self.scheduler.goes_on(step):
+            return False
+        self._totals.generation_tokens_total += decoded
+        self._begin(step, self._step_end_s)
+        return True
+
     def _start_step(self, start_s: float) -> None:
         step = self._step = self.scheduler.schedule()
-        if step is None:
-            return
-        noise = self._rng.lognormvariate(0.0, self.config.noise_sigma)
-        step_ms = self.config.hardware.step_ms(
-            step.prefill_tokens, step.sequences, step.attention_pairs, step.context_tokens
+        if step is not None:
+            self._begin(step, start_s)
+
+    def _begin(self, step: Step, start_s: float) -> None:
+        config = self.config
+        noise = self._rng.lognormvariate(0.0, config.noise_sigma)
+        step_ms = config.hardware.step_ms(
+            step.prefill_tokens, step.decoding + len(step.prefills), step.attention_pairs, step.context_tokens
         )
         step_s = step_ms * noise * self.slow_factor / 1000.0
         self.busy_s += step_s

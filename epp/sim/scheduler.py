@@ -12,7 +12,7 @@ it, however large the batch, and hours can be simulated in seconds.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from epp.sim.config import EngineConfig
@@ -36,10 +36,6 @@ class Step:
     prefills: list[tuple[Sequence, int]] = field(default_factory=list)
     prefill_tokens: int = 0
     attention_pairs: float = 0.0
-
-    @property
-    def sequences(self) -> int:
-        return self.decoding + len(self.prefills)
 
     def add_prefill(self, sequence: Sequence, tokens: int) -> None:
         before = sequence.computed_tokens
@@ -108,6 +104,19 @@ class Scheduler:
             self._admit(step, budget)
         return step if step.decoding or step.prefills else None
 
+    def goes_on(self, step: Step) -> bool:
+        """`finish` and `schedule` in one, where all that happens is that the same sequences decode on: most steps of a
+        long answer. Then `step` is the next one. Otherwise nothing has changed."""
+        decoders = self.decoders
+        if step.prefills or self.prefilling or self.waiting or not decoders.count or decoders.next_ends:
+            return False
+        growing = decoders.growing_next
+        if growing and not self._grow(growing):
+            return False
+        decoders.advance()
+        step.decoding, step.context_tokens = decoders.count, decoders.context_tokens
+        return True
+
     def finish(self, step: Step) -> tuple[list[Sequence], list[Sequence]]:
         """The step is over. Who got its last token by decoding, and who its prompt computed; both may be gone since."""
         ended = self.decoders.advance()
@@ -131,10 +140,7 @@ class Scheduler:
         growing = self.decoders.growing
         if not growing:
             return False
-        fresh = self.kv.hold((), len(growing))
-        if fresh is not None:
-            for sequence, block in zip(growing, fresh, strict=True):
-                sequence.blocks.append(block)
+        if self._grow(growing):
             return False
         preempted = False
         for sequence in [s for s in self.running if s in growing]:
@@ -146,6 +152,15 @@ class Scheduler:
                 preempted = True
                 self._preempt_youngest()
         return preempted
+
+    def _grow(self, growing: Collection[Sequence]) -> bool:
+        """A block for each; False, and nothing done, if there are too few."""
+        fresh = self.kv.hold((), len(growing))
+        if fresh is None:
+            return False
+        for sequence, block in zip(growing, fresh, strict=True):
+            sequence.blocks.append(block)
+        return True
 
     def _cover(self, sequence: Sequence, tokens: int) -> bool:
         """Make sure that the sequence's blocks can take `tokens` more; False if the cache has not enough free ones."""
