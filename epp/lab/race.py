@@ -19,22 +19,36 @@ def fewest_lost(
     """Those that lose fewest, in the order given. One at least, and maybe others that came to their end all the same.
 
     Args:
-        lost: how many of these requests are lost for certain, whatever comes; never less for more of the run.
+        lost: how many of these requests, which have all ended, are lost.
         duration_s: for how long requests arrive. Raises `ConfigError`.
     """
     turn_s = duration_s / _TURNS
-    running = [(0, 0.0, number, World(experiment)) for number, experiment in enumerate(experiments)]
+    running = [(0, 0.0, number, _Runner(World(experiment))) for number, experiment in enumerate(experiments)]
     fewest: int | None = None
     over: dict[int, LabResult] = {}
     while running:
-        before, until_s, number, world = heapq.heappop(running)
+        before, until_s, number, runner = heapq.heappop(running)
         if fewest is not None and before > fewest:
             break  # and so have all the others
-        is_over = world.run_until(until_s + turn_s)
-        now_lost = lost(world.served)
+        is_over = runner.world.run_until(until_s + turn_s)
+        now_lost = before + lost(runner.ended())
         if is_over:
-            over[number] = world.result()
+            over[number] = runner.world.result()
             fewest = now_lost if fewest is None else min(fewest, now_lost)
         else:
-            heapq.heappush(running, (now_lost, until_s + turn_s, number, world))
+            heapq.heappush(running, (now_lost, until_s + turn_s, number, runner))
     return [over[number] for number in sorted(over)]
+
+
+class _Runner:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._seen = 0
+        self._open: list[Served] = []
+
+    def ended(self) -> list[Served]:
+        """Requests that have ended since this was last asked."""
+        known = [*self._open, *self.world.served[self._seen :]]
+        self._seen = len(self.world.served)
+        self._open = [served for served in known if served.ended_s is None]
+        return [served for served in known if served.ended_s is not None]

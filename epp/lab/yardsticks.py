@@ -76,8 +76,8 @@ def attainment(served: Iterable[Served], ttft_ms: float, tpot_ms: float) -> floa
 
 
 def lost(served: Iterable[Served], ttft_ms: float, tpot_ms: float) -> int:
-    """Streams that have ended, in whatever way, and did not keep both targets."""
-    return sum(s.streamed and s.ended_s is not None and not keeps(s, ttft_ms, tpot_ms) for s in served)
+    """Streams that did not keep both targets, of requests that have ended."""
+    return sum(s.streamed and not keeps(s, ttft_ms, tpot_ms) for s in served)
 
 
 def hit_ratio(served: Iterable[Served]) -> float | None:
