@@ -81,7 +81,7 @@ class DecodingTable:
         self._table = np.empty((_FIRST_ROWS, len(Decoding._fields)))
         self._rows: dict[Sequence, int] = {}  # where it is in the table
         self._seen: tuple[Decoders, int, int] | None = None  # at the last look; as long as it is so, the same decode
-        self._found = self._table[:0]  # at the last look
+        self._found = self._table[:0].T.copy()  # at the last look: a row for each field of `Decoding`
 
     def look(self, server: Server, placed: Placed) -> Decoding:
         scheduler = server.engine.scheduler
@@ -94,8 +94,8 @@ class DecodingTable:
                 self._rows.clear()  # the others are noted again, and as they now are
             self._found = self._table_of(server, placed)
             self._seen = seen
-        found = self._found
-        return Decoding(found[:, 0] - decoders.steps, *found.T[1:])
+        last_step, first_s, allowed_s, hopeful, context_tokens = self._found
+        return Decoding(last_step - decoders.steps, first_s, allowed_s, hopeful, context_tokens)
 
     def _table_of(self, server: Server, placed: Placed) -> FloatArray:
         running = server.engine.scheduler.running
@@ -107,7 +107,7 @@ class DecodingTable:
                 row = self._note(sequence, sequence.decoding_since, server, placed)
                 if row is not None:
                     rows.append(row)
-        return self._table[rows]
+        return self._table[rows].T.copy()
 
     def _note(self, sequence: Sequence, since: int, server: Server, placed: Placed) -> int | None:
         live = server.live.get(sequence.request.id)

@@ -85,7 +85,7 @@ class Stakes:
         steps = max(-(-(line.prefill_tokens + new.uncached_tokens) // budget), 1)  # until all in line is computed
         ttft_ratio = self._ttft_s(new, rest_s, decoding, line, pace, steps) / new.ttft_allowed_s
         keeps = _likely(ttft_ratio, TTFT_SPREAD)
-        left_tokens = np.concatenate((decoding.left_tokens, line.rows[:, 0]))
+        left_tokens = _joined(decoding.left_tokens, line, 0)
         used_up = ttft_ratio
         if new.later_tokens:
             tpot_ratio = _tpot_s(new, left_tokens, pace, expected) / new.tpot_allowed_s
@@ -94,8 +94,7 @@ class Stakes:
         if not pace.sequences:
             return Outlook(keeps, 0.0, used_up, keeps * used_up)
 
-        allowed_s = np.concatenate((decoding.allowed_s, line.rows[:, 1]))
-        hopeful = np.concatenate((decoding.hopeful, line.rows[:, 2]))
+        allowed_s, hopeful = _joined(decoding.allowed_s, line, 1), _joined(decoding.hopeful, line, 2)
         decode = len(decoding.left_tokens)
         spent_s = np.zeros(len(left_tokens))
         np.subtract(now_s + rest_s, decoding.first_s, out=spent_s[:decode])
@@ -108,9 +107,9 @@ class Stakes:
         more_s = np.minimum(behind_s + new.prefill_s, most_s) - stalled_s + _more_s(new, left_tokens, pace, expected)
         more = more_s / allowed_s
         likely = hopeful * _likely_each(ratio)
-        losses = float((likely - hopeful * _likely_each(ratio + more)).sum())
-        in_hope = keeps * used_up + float((likely * np.minimum(more, 1.0)).sum())
-        return Outlook(keeps, losses, used_up + float(more.sum()), in_hope)
+        losses = _sum(likely - hopeful * _likely_each(ratio + more))
+        in_hope = keeps * used_up + _sum(likely * np.minimum(more, 1.0))
+        return Outlook(keeps, losses, used_up + _sum(more), in_hope)
 
     def _pace(self, new: Newcomer, decoding: Decoding, line: Line) -> _Pace:
         engine = self._server.engine
@@ -133,6 +132,11 @@ class Stakes:
         return starts_s + line.prefill_s + new.prefill_s + max(steps, room_steps) * pace.after_s
 
 
+def _joined(decoding: FloatArray, line: Line, column: int) -> FloatArray:
+    """Those that decode, and those in line. Not to be written to."""
+    return np.concatenate((decoding, line.rows[:, column])) if len(line.rows) else decoding
+
+
 def _steps_until_room(decoding: Decoding, slots: int, tokens: int) -> float:
     """Until enough of those that decode have ended for so many slots and tokens of cache to be free."""
     order = decoding.left_tokens.argsort()
@@ -146,7 +150,7 @@ def _steps_until_room(decoding: Decoding, slots: int, tokens: int) -> float:
 def _tpot_s(new: Newcomer, left_tokens: FloatArray, pace: _Pace, expected: Expected) -> float:
     """Of the newcomer: among as many as are here now, or fewer and fewer."""
     followed = expected.followed_ratio
-    beside = float(np.minimum(left_tokens, new.later_tokens).sum()) / new.later_tokens
+    beside = _sum(np.minimum(left_tokens, new.later_tokens)) / new.later_tokens
     alone_s = pace.base_s + (pace.after_s - pace.base_s) / (pace.sequences + 1)
     full_s = pace.after_s / (1.0 - expected.prefill_ratio)
     return followed * full_s + (1.0 - followed) * (alone_s + beside * pace.each_s)
@@ -178,6 +182,11 @@ def _more_s(new: Newcomer, left_tokens: FloatArray, pace: _Pace, expected: Expec
 def _likely(ratio: float, spread: float) -> float:
     """That what is expected to take `ratio` of the time allowed takes no more than all of it."""
     return 1.0 / (1.0 + exp(min(max((ratio - 1.0) / spread, -_MOST_EXPONENT), _MOST_EXPONENT)))
+
+
+def _sum(values: FloatArray) -> float:
+    """As `values.sum()`, which asks first what is meant."""
+    return float(np.add.reduce(values))
 
 
 def _likely_each(ratio: FloatArray) -> FloatArray:
