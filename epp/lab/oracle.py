@@ -217,4 +217,4 @@ def policy_of(rule: Rule = Rule.LOAD_LASTS) -> Policy:
     policy = picked_by(OraclePicker, NAME, about)
     declared = f"- type: {OraclePicker.plugin_type}\n"
     by_rule = f"{declared}    parameters: {{rule: {rule.value}}}\n"
-    return replace(policy, config_text=policy.config_text.replace(declared, by_rule, 1))
+    return replace(policy, config_text=policy.config_text.replace(declared, by_rule, 1), knows_hardware=True)

@@ -35,7 +35,7 @@ def policy_of(name: str) -> Policy:
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise Problem(f"no policy is called {name!r}; there are {', '.join((*POLICIES, oracle.NAME))}")
     try:
-        return Policy(path.stem, f"the configuration in {path}", path.read_text())
+        return Policy(path.stem, f"the configuration in {path}", path.read_text(), knows_hardware=None)
     except OSError as error:
         raise Problem(f"{path}: cannot be read: {error.strerror}") from error
 

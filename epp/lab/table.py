@@ -4,17 +4,17 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from epp.lab.comparison import Row
+from epp.lab.goals import EASY_LOAD, Judged, judged_goodputs, judged_rows
 from epp.lab.oracle import NAME as ORACLE
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.sweep import RATIOS, Goodput
 from epp.lab.text_report import grid, shown
-from epp.lab.verdict import OURS, Verdict, verdict
 from epp.lab.workloads.catalogue import WORKLOADS
 
 POOL = "h100x4"
 MIXED_POOL = "h100x2+a100x2"
 PAIRS: tuple[tuple[str, str], ...] = (*((name, POOL) for name in WORKLOADS), ("azure-conv", MIXED_POOL))
-LOADS = (0.5, 0.8, 1.0, 1.2)
+LOADS = (EASY_LOAD, 0.8, 1.0, 1.2)
 SEEDS = 3
 SCALE = 0.6  # of the length of runs, so that all of it takes half an hour on two cores
 ALL_POLICIES = (*POLICIES, ORACLE)
@@ -23,45 +23,33 @@ QUICK_LOADS = (0.8, 1.0)
 QUICK_SCALE = 0.4
 QUICK_POLICIES = ("ours", "llm-d-default", "lmetric", "cache-aware", "least-requests", "round-robin")
 
-_AT_LOADS = (0.5, 0.8)
+_AT_LOADS = (EASY_LOAD, 0.8)
 
 
 def summary(rows: Sequence[Row], markdown: bool) -> str:
     """One table for each workload and pool: what each policy attains at each load, and its latencies. Then where `ours`
-    stands by what it attains."""
+    stands, and how many goals of each kind it meets."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.workload, row.pool), []).append(row)
     tables = [_one(group, markdown) for group in groups.values()]
-    body, kept = [], []
-    for (workload, pool), group in groups.items():
-        by_load = _verdicts(group)
-        kept += [found.kept for found in by_load.values()]
-        body += [[f"{workload} on {pool}", f"{load:g}", found.words(".1%")] for load, found in by_load.items()]
-    if body:
-        tables.append(f"{_tally(kept)}\n\n{grid(['ours', 'load', 'verdict'], body, markdown)}")
-    return "\n\n".join(tables)
+    return "\n\n".join([*tables, *_standing(judged_rows(rows), "load", markdown)])
 
 
-def _verdicts(rows: Sequence[Row]) -> dict[float, Verdict]:
-    """By load. The oracle is no rival."""
-    found = {}
-    for load in sorted({row.load for row in rows}):
-        attained = {
-            row.policy: [result.figures["attainment"] or 0.0 for result in row.results]
-            for row in rows
-            if row.load == load and row.policy != ORACLE
-        }
-        if (one := verdict(attained)) is not None:
-            found[load] = one
-    return found
-
-
-def _tally(kept: Sequence[bool]) -> str:
-    return (
-        "targets (best, or tied with the best within the spread of the seeds): "
-        f"{sum(kept)} met, {kept.count(False)} missed"
-    )
+def _standing(judged: Sequence[Judged], at: str, markdown: bool) -> list[str]:
+    """A line for each goal, and a tally by kind; nothing of nothing."""
+    if not judged:
+        return []
+    lines = [[one.where, one.at, one.kind, "met" if one.met else "missed", one.words] for one in judged]
+    by_kind: dict[str, list[bool]] = {}
+    for one in judged:
+        by_kind.setdefault(one.kind, []).append(one.met)
+    tally = [[kind, str(sum(met)), str(met.count(False))] for kind, met in by_kind.items()]
+    tally.append(["all", str(sum(one.met for one in judged)), str(sum(not one.met for one in judged))])
+    return [
+        grid(["ours", at, "goal", "", "stands"], lines, markdown),
+        grid(["goals (tied: within the spread of the seeds)", "met", "missed"], tally, markdown),
+    ]
 
 
 def _one(rows: Sequence[Row], markdown: bool) -> str:
@@ -101,7 +89,7 @@ def _figure(row: Row | None, figure: str, how: str) -> str:
 
 
 def goodput_table(goodputs: Iterable[Goodput], markdown: bool) -> str:
-    """Policies by workloads: the goodput at each ratio, as a share of the knee."""
+    """Policies by workloads: the goodput at each ratio, as a share of the knee. Then as `summary`."""
     goodputs = list(goodputs)
     pairs = list(dict.fromkeys((g.workload, g.pool) for g in goodputs))
     by_policy: dict[str, dict[tuple[str, str], Goodput]] = {}
@@ -109,8 +97,7 @@ def goodput_table(goodputs: Iterable[Goodput], markdown: bool) -> str:
         by_policy.setdefault(g.policy, {})[g.workload, g.pool] = g
     names = [f"{w}{'' if p == POOL else f' on {p}'}" for w, p in pairs]
     head = ["policy", *names, "mean"]
-    oracle = by_policy.get(ORACLE)
-    tables, kept = [], []
+    tables = []
     for ratio in RATIOS:
         body = []
         for policy, by_pair in by_policy.items():
@@ -120,18 +107,4 @@ def goodput_table(goodputs: Iterable[Goodput], markdown: bool) -> str:
             body.append([policy, *cells, f"{fmean(loads):.3f}"])
         knees = ["1.0 is, rps", *(f"{next(iter(by_policy.values()))[pair].knee_rps:.3g}" for pair in pairs), ""]
         tables.append(f"Goodput at {ratio:.0%}: load, as a share of the knee\n\n{grid(head, [*body, knees], markdown)}")
-        standing = []
-        for name, pair in zip(names, pairs, strict=True):
-            by_seed = {p: g[pair].loads_by_seed[ratio] for p, g in by_policy.items() if p != ORACLE}
-            found = verdict(by_seed)
-            if found is None:
-                continue
-            kept.append(found.kept)
-            bound = 0.0 if oracle is None else oracle[pair].load_by_ratio[ratio]
-            share = by_policy[OURS][pair].load_by_ratio[ratio] / bound if bound else None
-            standing.append([name, shown(share, ".0%"), found.words(".3f")])
-        if standing:
-            tables.append(grid(["ours", "of the oracle", "verdict"], standing, markdown))
-    if kept:
-        tables.append(_tally(kept))
-    return "\n\n".join(tables)
+    return "\n\n".join([*tables, *_standing(judged_goodputs(goodputs), "goodput at", markdown)])

@@ -15,7 +15,7 @@ class Verdict(NamedTuple):
     """
     Attributes:
         rival: the best other policy, by its mean.
-        ahead: of it, on average; below 0: behind.
+        ahead: of it, on average; below 0: behind. In the unit of the values.
         spread: standard deviation of that over the seeds; 0 of one seed.
     """
 
@@ -28,17 +28,19 @@ class Verdict(NamedTuple):
         """Best, or not to be told from the best."""
         return self.ahead >= -self.spread
 
-    def words(self, how: str) -> str:
-        """`how`: the format of a difference."""
+    def words(self, how: str, unit: str = "") -> str:
+        """`how`: the format of a difference; `unit`: written after it."""
         if abs(self.ahead) <= self.spread or self.ahead == 0.0:
-            return f"tied with {self.rival} ({self.ahead:+{how}} ±{self.spread:{how}})"
+            return f"tied with {self.rival} ({self.ahead:+{how}} ±{self.spread:{how}}{unit})"
         if self.ahead > 0.0:
-            return f"best, {self.rival} is {self.ahead:{how}} behind"
-        return f"behind {self.rival} by {-self.ahead:{how}}"
+            return f"best, {self.rival} is {self.ahead:{how}}{unit} behind"
+        return f"behind {self.rival} by {-self.ahead:{how}}{unit}"
 
 
-def verdict(values: Mapping[str, Sequence[float]]) -> Verdict | None:
-    """Of `OURS`; `values` of each policy by seed, more is better. `None`: there is nobody to compare with."""
+def verdict(values: Mapping[str, Sequence[float]], less_is_better: bool = False) -> Verdict | None:
+    """Of `OURS`; `values` of each policy by seed. `None`: there is nobody to compare with."""
+    if less_is_better:
+        values = {name: [-value for value in theirs] for name, theirs in values.items()}
     mine = values.get(OURS)
     others = {name: theirs for name, theirs in values.items() if name != OURS and len(theirs) == len(mine or ())}
     if not mine or not others:

@@ -11,8 +11,9 @@ from epp.lab.policies.policy import Policy, picked_by
 from epp.plugins.random_picker import RandomPicker
 
 
-def _from_file(name: str, about: str) -> Policy:
-    return Policy(name, about, files(__package__).joinpath(f"{name.replace('-', '_')}.yaml").read_text())
+def _from_file(name: str, about: str, knows_hardware: bool = False) -> Policy:
+    text = files(__package__).joinpath(f"{name.replace('-', '_')}.yaml").read_text()
+    return Policy(name, about, text, knows_hardware=knows_hardware)
 
 
 OURS = "ours"
@@ -24,14 +25,15 @@ POLICIES: Mapping[str, Policy] = MappingProxyType(
     {
         policy.name: policy
         for policy in (
-            Policy("ours", "the built-in configuration headroom", BUILT_INS["headroom"].text),
+            Policy("ours", "the built-in configuration headroom", BUILT_INS["headroom"].text, knows_hardware=True),
             Policy(
                 "predicted-latency",
                 "the built-in configuration of that name: llm-d's profile, as we count and compare",
                 BUILT_INS["predicted-latency"].text,
+                knows_hardware=True,
             ),
-            _from_file("llm-d-predicted", "llm-d's predicted latency as its chart sets it"),
-            _from_file("llm-d-predicted-streaming", "the same, told that answers stream"),
+            _from_file("llm-d-predicted", "llm-d's predicted latency as its chart sets it", knows_hardware=True),
+            _from_file("llm-d-predicted-streaming", "the same, told that answers stream", knows_hardware=True),
             Policy(
                 "llm-d-default", "llm-d's default: queue 2, KV 2, prefix 3, max-score", BUILT_INS["llm-d-default"].text
             ),

@@ -14,12 +14,15 @@ class Policy:
         about: one line.
         config_text: an EndpointPickerConfig.
         plugins: types that the configuration names beyond the picker's own.
+        knows_hardware: whether it learns how fast each server is, so that unequal ones get unequal shares; `None`:
+            nobody knows, as of a configuration of one's own.
     """
 
     name: str
     about: str
     config_text: str
     plugins: Sequence[type[Plugin]] = ()
+    knows_hardware: bool | None = False
 
 
 def picked_by(picker: type[Plugin], name: str, about: str) -> Policy:

@@ -1,0 +1,129 @@
+"""The goals that the tables hold `ours` to, on figures made up so that each is met, tied or missed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from epp.lab import oracle
+from epp.lab.comparison import Row
+from epp.lab.goals import judged_goodputs, judged_rows
+from epp.lab.policies.catalogue import POLICIES
+from epp.lab.result import Result
+from epp.lab.runs import policy_of
+from epp.lab.spec import RunSpec
+from epp.lab.sweep import Goodput
+from epp.lab.table import goodput_table, summary
+from epp.lab.workloads.workload import Targets
+
+SPEC = RunSpec("azure-conv", "h100x4", "ours", rate_rps=20.0, duration_s=6.0)
+MIXED = "h100x2+a100x2"
+
+
+def row(policy: str, load: float, by_seed: Sequence[Mapping[str, float | None]]) -> Row:
+    results = tuple(
+        Result(replace(SPEC, policy=policy), Targets(200.0, 25.0), 60.0, figures, {}, {}, [], {}) for figures in by_seed
+    )
+    return Row("azure-conv", "h100x4", load, policy, results, by_seed[0], {})
+
+
+def seeds(attained: Sequence[float], p50_ms: Sequence[float | None], p99_ms: Sequence[float]) -> list[dict]:
+    return [
+        {"attainment": a, "ttft_p50_ms": p50, "ttft_p99_ms": p99, "tpot_p99_ms": 20.0, "hit_ratio": 0.0}
+        for a, p50, p99 in zip(attained, p50_ms, p99_ms, strict=True)
+    ]
+
+
+def goodput(policy: str, loads: tuple[float, float], pool: str = "h100x4") -> Goodput:
+    by_ratio = dict(zip((0.9, 0.99), loads, strict=True))
+    return Goodput("azure-conv", pool, policy, 60.0, by_ratio, {r: (load,) for r, load in by_ratio.items()}, {})
+
+
+ROWS = [
+    row("ours", 0.5, seeds((1.0, 1.0), (50.0, 54.0), (190.0, 191.0))),
+    row("lmetric", 0.5, seeds((0.9, 0.9), (51.0, 51.0), (150.0, 150.0))),
+    row("random", 0.5, seeds((0.8, 0.8), (90.0, None), (400.0, 400.0))),
+    row("oracle", 0.5, seeds((1.0, 1.0), (10.0, 10.0), (20.0, 20.0))),
+    row("ours", 0.8, seeds((0.7, 0.7), (90.0, 90.0), (900.0, 900.0))),
+    row("lmetric", 0.8, seeds((0.9, 0.9), (60.0, 60.0), (300.0, 300.0))),
+]
+
+
+def test_a_table_asks_for_attainment_at_every_load_and_for_soon_first_tokens_at_an_easy_one() -> None:
+    assert [(one.kind, one.at, one.met, one.words) for one in judged_rows(ROWS)] == [
+        ("attained: best or tied", "0.5", True, "best, lmetric is 10.0% behind"),
+        ("TTFT p50 at 0.5: lowest or tied", "0.5", True, "tied with lmetric (-1.0 ±2.8 ms)"),
+        ("TTFT p99 at 0.5: lowest or tied", "0.5", False, "behind lmetric by 40.5 ms"),
+        ("attained: best or tied", "0.8", False, "behind lmetric by 20.0%"),
+    ]
+
+
+def test_the_tally_counts_all_by_kind() -> None:
+    *_, lines, tally = summary(ROWS, markdown=True).split("\n\n")
+    assert (
+        "| azure-conv on h100x4 | 0.5 | TTFT p99 at 0.5: lowest or tied | missed | behind lmetric by 40.5 ms |" in lines
+    )
+    assert tally.splitlines()[2:] == [
+        "| attained: best or tied | 1 | 1 |",
+        "| TTFT p50 at 0.5: lowest or tied | 1 | 0 |",
+        "| TTFT p99 at 0.5: lowest or tied | 0 | 1 |",
+        "| all | 2 | 2 |",
+    ]
+    assert "goals" not in summary([row for row in ROWS if row.policy != "ours"], markdown=True)
+
+
+@pytest.mark.parametrize(
+    ("ours", "met", "words"),
+    [
+        (0.76, True, "95%, 0.760 of 0.800"),
+        (0.75, False, "94%, 0.750 of 0.800"),
+        (0.0, False, "0%, 0.000 of 0.800"),
+    ],
+)
+def test_goodput_is_held_to_the_oracle_s(ours: float, met: bool, words: str) -> None:
+    at_90, at_99 = judged_goodputs([goodput("ours", (ours, 0.0)), goodput("oracle", (0.8, 0.0))])
+    assert (at_90.kind, at_90.at, at_90.met, at_90.words) == (
+        "goodput: at least 95% of the oracle's",
+        "90%",
+        met,
+        words,
+    )
+    assert (at_99.met, at_99.words) == (True, "0.000 of 0.000")  # 0 of 0 is all there is
+
+
+def test_on_mixed_hardware_goodput_is_held_to_who_does_not_know_it() -> None:
+    policies = {"predicted-latency": 0.79, "llm-d-predicted": 0.78, "lmetric": 0.6, "random": 0.3, "oracle": 0.9}
+    others = [goodput(policy, (load, load), MIXED) for policy, load in policies.items()]
+    found = [
+        one
+        for one in judged_goodputs([goodput("ours", (0.78, 0.77), MIXED), *others])
+        if one.kind == "mixed hardware: 1.3 times the goodput of who does not know it"
+    ]
+    assert [(one.at, one.met, one.words) for one in found] == [
+        ("90%", True, "1.30 times, 0.780 to 0.600 of lmetric"),
+        ("99%", False, "1.28 times, 0.770 to 0.600 of lmetric"),
+    ]
+    alike = judged_goodputs([goodput("ours", (0.7, 0.7)), goodput("lmetric", (0.6, 0.6))])
+    assert {one.kind for one in alike} == {"goodput: best or tied"}
+
+
+def test_a_sweep_tallies_all_of_them() -> None:
+    swept = [goodput(p, (load, 0.0), MIXED) for p, load in (("ours", 0.8), ("lmetric", 0.7), ("oracle", 0.81))]
+    assert goodput_table(swept, markdown=True).split("\n\n")[-1].splitlines()[2:] == [
+        "| goodput: best or tied | 2 | 0 |",
+        "| goodput: at least 95% of the oracle's | 2 | 0 |",
+        "| mixed hardware: 1.3 times the goodput of who does not know it | 1 | 1 |",
+        "| all | 5 | 1 |",
+    ]
+
+
+def test_who_knows_the_hardware_learns_the_speed_of_each_server(tmp_path) -> None:
+    knowing = {name for name, policy in POLICIES.items() if policy.knows_hardware}
+    assert knowing == {"ours", "predicted-latency", "llm-d-predicted", "llm-d-predicted-streaming"}
+    assert all(oracle.policy_of(rule).knows_hardware for rule in oracle.Rule)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(POLICIES["random"].config_text)
+    assert policy_of(str(mine)).knows_hardware is None
+    assert not any("knows" in one.kind for one in judged_goodputs([goodput("ours", (0.7, 0.7), MIXED)]))
+    with_mine = judged_goodputs([goodput("ours", (0.7, 0.7), MIXED), goodput(str(mine), (0.7, 0.7), MIXED)])
+    assert {one.kind for one in with_mine} == {"goodput: best or tied"}
