@@ -352,6 +352,37 @@ def test_an_unknown_flag_points_to_the_command_s_own_help(capsys: pytest.Capture
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered", "codes"),
+    [
+        (["lab", "list"], "", {141}),
+        (["lab", "list"], "1", {141}),
+        (["serve", "--help"], "", {0, 141}),  # argparse does not mind
+    ],
+    ids=["at-the-end", "at-once", "help"],
+)
+def test_with_nobody_left_to_read_it_ends_in_silence(arguments: list[str], unbuffered: str, codes: set[int]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "epp.cli", *arguments]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    try:
+        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment, timeout=25)
+    finally:
+        os.close(writing)
+    assert ended.returncode in codes
+    assert ended.stderr == ""
+
+
+def test_a_pipe_that_breaks_elsewhere_is_no_silent_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> None:
+        raise BrokenPipeError("of a connection")
+
+    monkeypatch.setattr("epp.cli._parser", breaks)
+    with pytest.raises(BrokenPipeError, match="of a connection"):
+        main(["lab", "list"])
+
+
 def test_as_a_process_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     """The whole way once: flags of llm-d that change nothing here, ports told, Ctrl-C, exit code 0, no traceback."""
     ports = tmp_path / "ports.json"

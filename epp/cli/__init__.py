@@ -1,6 +1,8 @@
 """The `epp` command. It reads flags, calls one function, and turns a `Problem` into one clear line and exit code 2."""
 
 import argparse
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 
@@ -17,6 +19,8 @@ from epp.compiled import build_in_words
 from epp.problem import Problem
 
 EXIT_PROBLEM = 2
+EXIT_NO_READER = 141
+"""As a shell says it of who was ended by SIGPIPE."""
 
 _DESCRIPTION = """\
 Headroom is an endpoint picker for LLM inference: Envoy asks it over ext_proc which model server should get a request.
@@ -36,6 +40,19 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `epp` with these arguments (`None`: the process's own). Returns the exit code."""
     try:
+        try:
+            return _run(argv)
+        finally:
+            print(end="", flush=True)  # so that it is known here whether somebody reads it
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
+        return EXIT_NO_READER
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
         arguments, unknown = _parser().parse_known_args(argv)
         if unknown:
             raise Problem(f"epp {arguments.command}: unknown: {' '.join(unknown)} (see epp {arguments.command} --help)")
@@ -46,6 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_PROBLEM
     except KeyboardInterrupt:
         return 130
+
+
+def _reader_is_gone() -> bool:
+    """Whether our output goes nowhere, as with `| head`: a pipe broke, and it was not one of the network's."""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout, 0)
+    except (OSError, ValueError):
+        return False  # no file behind it
+    return bool(poll.poll(0))
 
 
 def _parser() -> argparse.ArgumentParser:
