@@ -5,12 +5,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import Any, TextIO, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+V = TypeVar("V")
 
 _WIDTH = 30
 _REDRAW_S = 0.2
@@ -53,6 +55,10 @@ class Progress:
         elif not self._shown and since_drawn_s >= _LINE_S and self._done < self._total:
             self._say()
 
+    def less(self, steps: int) -> None:
+        """So many fewer steps than was said are needed after all."""
+        self._total -= steps
+
     def _draw(self) -> None:
         if not self._shown:
             return
@@ -80,32 +86,61 @@ def map_in_order(
     progress: Progress,
     begins: Callable[[T], Any] = lambda task: 0,
 ) -> list[R]:
-    """`work` of each task, in the order of the tasks. With one job in this process. What it raises is raised, and ends
-    the processes at once, as Ctrl-C does. They are begun in the order of the key `begins`: with what costs most first,
-    all processes end together."""
-    done: dict[int, R] = {}
+    """`work` of each task, in the order of the tasks. They are begun in the order of the key `begins`: with what costs
+    most first, all processes end together. See `in_turns`."""
     order = sorted(range(len(tasks)), key=lambda number: begins(tasks[number]))
-    if jobs <= 1 or len(tasks) <= 1:
-        for number in order:
-            done[number] = work(tasks[number])
+    asking: list[Generator[T, R, R]] = [_once(tasks[number]) for number in order]
+    found = in_turns(work, asking, jobs, progress)
+    by_number = dict(zip(order, found, strict=True))
+    return [by_number[number] for number in range(len(tasks))]
+
+
+def _once(task: T) -> Generator[T, R, R]:
+    return (yield task)
+
+
+def in_turns(work: Callable[[T], R], asking: Sequence[Generator[T, R, V]], jobs: int, progress: Progress) -> list[V]:
+    """What each of these returns, in their order. Each yields one task after another, and is sent the `work` of it
+    before it says which is the next; meanwhile the others' tasks are worked on. `progress` steps with every task.
+
+    With one job in this process. What is raised, by `work` or by who asks, is raised, and ends the processes at once,
+    as Ctrl-C does.
+    """
+    returned: dict[int, V] = {}
+
+    def ask(number: int, result: R | None) -> list[tuple[int, T]]:
+        """The next task of that number, if there is one."""
+        try:
+            return [(number, asking[number].send(result))]  # type: ignore[arg-type]  # the first is sent None
+        except StopIteration as end:
+            returned[number] = end.value
+            return []
+
+    todo = deque(one for number in range(len(asking)) for one in ask(number, None))
+    if jobs <= 1 or len(todo) <= 1:
+        while todo:
+            number, task = todo.popleft()
+            result = work(task)
             progress.step()
-        return [done[number] for number in range(len(tasks))]
+            todo += ask(number, result)
+        return [returned[number] for number in range(len(asking))]
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(min(jobs, len(tasks)), initializer=_leave_interrupts_to_the_parent) as pool:
-        waiting: dict[Future[R], int] = {pool.submit(work, tasks[number]): number for number in order}
+    with ProcessPoolExecutor(min(jobs, len(todo)), initializer=_leave_interrupts_to_the_parent) as pool:
+        waiting: dict[Future[R], int] = {pool.submit(work, task): number for number, task in todo}
         try:
             while waiting:
                 ready, _ = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in ready:
-                    done[waiting.pop(future)] = future.result()
+                    result, number = future.result(), waiting.pop(future)
                     progress.step()
+                    waiting |= {pool.submit(work, task): number for number, task in ask(number, result)}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             # What runs, and what is already handed over, would be waited for: minutes, for nobody.
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
             raise
-    return [done[number] for number in range(len(tasks))]
+    return [returned[number] for number in range(len(asking))]
 
 
 def _leave_interrupts_to_the_parent() -> None:

@@ -3,14 +3,17 @@
 Attainment falls as the rate rises. So the highest load that keeps a ratio is found by halving, over a grid of shares of
 the knee; between the last that keeps it and the first that does not, the crossing is put by linear interpolation. All
 seeds count together; a step is given up as soon as the seeds that are left could not change what it decides.
+
+What is needed next follows from what is known, so a sweep is worked out again from its beginning after each run, up to
+where it lacks one. So sweeps go on by turns, run by run, on as many processes as there are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from epp.lab.parallel import Progress, map_in_order
+from epp.lab.parallel import Progress, in_turns
 from epp.lab.runs import run_spec, workload_of
 from epp.lab.spec import RunSpec
 from epp.lab.workloads.workload import run_s_at
@@ -18,6 +21,9 @@ from epp.lab.workloads.workload import run_s_at
 RATIOS = (0.9, 0.99)
 GRID = 0.025  # of the knee
 MOST_STEPS = 60  # 1.5 of the knee
+_MOST_HALVINGS = MOST_STEPS.bit_length()  # of one ratio; all ratios begin with the same one
+MOST_RUNS = 1 + len(RATIOS) * (_MOST_HALVINGS - 1)
+"""Of one sweep, for each seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +82,23 @@ def sweep(
         for workload, pool in pairs
         for policy in policies
     ]
-    with Progress(len(tasks), "sweeps") as progress:
-        return map_in_order(_sweep_one, tasks, jobs, progress)
+    with Progress(MOST_RUNS * seeds * len(tasks), "runs at most") as progress:
+        return in_turns(_attained, [_sweep_one(task, progress) for task in tasks], jobs, progress)
+
+
+def _attained(spec: RunSpec) -> float:
+    return run_spec(spec).figures["attainment"] or 0.0
+
+
+class _Lacking(Exception):
+    """This run has to be made first, at this step of the grid."""
+
+    def __init__(self, step: int, spec: RunSpec) -> None:
+        self.step, self.spec = step, spec
 
 
 class _Measured:
-    """Attainment at steps of the grid, by seed: each is run once, when it is first asked for."""
+    """Attainment at steps of the grid, by seed. What is not known yet is raised as `_Lacking`."""
 
     def __init__(self, task: _Task) -> None:
         self._task = task
@@ -90,23 +107,24 @@ class _Measured:
 
     def at(self, step: int) -> float:
         """Mean of all seeds."""
-        while len(self.by_step.setdefault(step, [])) < self._task.seeds:
-            self._run_next(step)
-        return fmean(self.by_step[step])
+        values = self.by_step.get(step, [])
+        if len(values) < self._task.seeds:
+            raise self._lacking(step)
+        return fmean(values)
 
     def keeps(self, step: int, ratio: float) -> bool:
         """Whether that is `ratio` at least. Stops where the seeds that are left cannot make it so any more."""
-        seeds, values = self._task.seeds, self.by_step.setdefault(step, [])
-        while len(values) < seeds and sum(values) + (seeds - len(values)) >= ratio * seeds:
-            self._run_next(step)
+        seeds, values = self._task.seeds, self.by_step.get(step, [])
+        if len(values) < seeds and sum(values) + (seeds - len(values)) >= ratio * seeds:
+            raise self._lacking(step)
         return len(values) == seeds and fmean(values) >= ratio
 
-    def _run_next(self, step: int) -> None:
-        task, values = self._task, self.by_step[step]
+    def _lacking(self, step: int) -> _Lacking:
+        """The next seed there."""
+        task, values = self._task, self.by_step.get(step, [])
         rate_rps = step * GRID * task.knee_rps
         duration_s = task.like.duration_s or run_s_at(self._workload, rate_rps, task.scale)
-        spec = replace(task.like, rate_rps=rate_rps, duration_s=duration_s, seed=len(values) + 1)
-        values.append(run_spec(spec).figures["attainment"] or 0.0)
+        return _Lacking(step, replace(task.like, rate_rps=rate_rps, duration_s=duration_s, seed=len(values) + 1))
 
     def load_of_seed(self, number: int, ratio: float) -> float:
         """As `highest_load` among the steps that were measured with this seed."""
@@ -118,9 +136,18 @@ class _Measured:
         return (low + (high - low) * (at[low] - ratio) / (at[low] - at[high])) * GRID
 
 
-def _sweep_one(task: _Task) -> Goodput:
-    spec, measured = task.like, _Measured(task)
-    loads = {ratio: highest_load(measured.at, ratio, measured.keeps) for ratio in RATIOS}
+def _sweep_one(task: _Task, progress: Progress) -> Generator[RunSpec, float, Goodput]:
+    measured, runs = _Measured(task), 0
+    while True:
+        try:
+            loads = {ratio: highest_load(measured.at, ratio, measured.keeps) for ratio in RATIOS}
+            break
+        except _Lacking as lacking:
+            attained = yield lacking.spec
+            measured.by_step.setdefault(lacking.step, []).append(attained)
+            runs += 1
+    progress.less(MOST_RUNS * task.seeds - runs)
+    spec = task.like
     by_seed = {ratio: tuple(measured.load_of_seed(n, ratio) for n in range(task.seeds)) for ratio in RATIOS}
     whole = {step: fmean(v) for step, v in sorted(measured.by_step.items()) if len(v) == task.seeds}
     by_load = {step * GRID: value for step, value in whole.items()}

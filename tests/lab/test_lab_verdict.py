@@ -1,8 +1,12 @@
 """Verdicts on `ours`, and sweeps that stop early."""
 
+from collections.abc import Generator
+
 import pytest
 
-from epp.lab.sweep import highest_load
+from epp.lab.parallel import Progress, in_turns
+from epp.lab.spec import RunSpec
+from epp.lab.sweep import MOST_RUNS, highest_load, sweep
 from epp.lab.verdict import verdict
 
 
@@ -38,3 +42,37 @@ def test_knowing_only_whether_a_step_keeps_the_ratio_finds_the_same_load() -> No
     asked.clear()
     assert highest_load(attainment, 0.9, lambda step, ratio: 1.0 - (step / 60) ** 3 >= ratio) == whole
     assert len(asked) == 2 < len(steps)
+
+
+def test_the_progress_of_a_sweep_steps_with_runs_and_ends_full(monkeypatch) -> None:
+    """One policy, one process: each run moves it, and at its end it is as long as there were runs."""
+    seen: list[tuple[int, int]] = []
+
+    class Noted(Progress):
+        def step(self) -> None:
+            super().step()
+            seen.append((self._done, self._total))
+
+        def __exit__(self, *_: object) -> None:
+            seen.append((self._done, self._total))
+
+    monkeypatch.setattr("epp.lab.sweep.Progress", Noted)
+    pair, like = ("azure-conv", "h100"), RunSpec("", "", "", 0.0, 1.5)
+    (found,) = sweep([pair], ["lmetric"], 2, {pair: 17.0}, like, jobs=1)
+    assert [done for done, _ in seen[:-1]] == list(range(1, len(seen)))
+    assert {total for _, total in seen[:-1]} == {2 * MOST_RUNS}
+    assert seen[-1] == (len(seen) - 1, len(seen) - 1)
+    assert 2 * len(found.attainment_by_load) <= len(seen) - 1 <= 2 * MOST_RUNS
+
+
+def test_whoever_asks_goes_on_once_it_is_answered_and_the_order_stays() -> None:
+    def asks(*numbers: int) -> Generator[int, int, str]:
+        said = ""
+        for number in numbers:
+            said += f"{yield number} "
+        return said
+
+    for jobs in (1, 2):
+        with Progress(4, "runs") as progress:
+            asking = [asks(-3, 1), asks(), asks(-2, -5)]
+            assert in_turns(abs, asking, jobs, progress) == ["3 1 ", "", "2 5 "]
