@@ -14,6 +14,7 @@ from epp.lab.comparison import Row, rows_of
 from epp.lab.parallel import Progress, map_in_order
 from epp.lab.result import Result
 from epp.lab.runs import run_spec
+from epp.lab.shares import share_cells
 from epp.lab.spec import RunSpec
 from epp.lab.text_report import grid, shown
 
@@ -97,7 +98,8 @@ def _kept(result: Result, part: int) -> float | None:
 
 
 def faults_table(found: Sequence[tuple[Scene, Sequence[Row]]], markdown: bool) -> str:
-    """One row for each scene and policy. The first scene is that with nothing wrong."""
+    """One row for each scene and policy. The first scene is that with nothing wrong. Then what share the server got
+    that a fault befell."""
     head = [
         "scene",
         "policy",
@@ -120,7 +122,9 @@ def faults_table(found: Sequence[tuple[Scene, Sequence[Row]]], markdown: bool) -
             share = fmean(largest_share(result) for result in row.results)
             cells = [shown(row.figures[figure], how) for figure, how in _FIGURES]
             body.append([scene.name, row.policy, cells[0], back, *cells[1:], f"{share:.0%}"])
-    return grid(head, body, markdown)
+    shares = share_cells({scene.name: rows for scene, rows in found})
+    tables = [grid(head, body, markdown), *([] if shares is None else [grid(*shares, markdown)])]
+    return "\n\n".join(tables)
 
 
 def largest_share(result: Result) -> float:

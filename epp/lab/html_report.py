@@ -57,7 +57,8 @@ def html_page(rows: Sequence[Row]) -> str:
         "failed and refused ones keep none. Regret: what the oracle attains more on the same schedule. Imbalance: the "
         "coefficient of variation of the time that servers computed. Shares: the least and the most of the requests "
         "that one server had. Times are in ms. Predictions: mean relative error, mean pinball loss of the bounds in "
-        "ms, and how many of the actual values these cover.",
+        "ms, how many of the actual values these cover, and after how many requests the trees beat their "
+        "prior.",
         parts,
     )
 

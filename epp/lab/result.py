@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from epp.lab.experiment import LabResult, Served
-from epp.lab.spec import RunSpec
+from epp.lab.pools import parse_pool
+from epp.lab.spec import RunSpec, befallen
 from epp.lab.workloads.workload import Targets
 from epp.lab.yardsticks import (
     actual_ms,
@@ -18,6 +19,7 @@ from epp.lab.yardsticks import (
     percentile,
     pinball_ms,
     relative_errors,
+    requests_until_better,
     variation,
 )
 from epp.latency.types import Target
@@ -38,6 +40,7 @@ class Result:
         curves: of TTFT, TPOT and E2E, the percentiles 1 to 100.
         servers: per server its share of the requests, of the time it computed, and of prompt tokens that were cached.
         timeline: parts of the run, by arrival: when it begins, attainment, median and 0.9 quantile of TTFT, requests.
+        befallen: of each server that a fault befell, how many requests it was given in each part of the time line.
         plugin_failures: plugins that raised, by type; there should be none.
     """
 
@@ -48,6 +51,7 @@ class Result:
     curves: Mapping[str, Sequence[float | None]]
     servers: Mapping[str, Figures]
     timeline: Sequence[Figures]
+    befallen: Mapping[str, Sequence[int]]
     plugin_failures: Mapping[str, int]
 
     def plain(self) -> dict[str, Any]:
@@ -73,7 +77,8 @@ def result_of(spec: RunSpec, targets: Targets, knee_rps: float | None, lab: LabR
             "models": float(len(lab.published_s)),
             "throughput_rps": sum(s.ended_s is not None and s.status == 200 and s.ended_s < end_s for s in lab.served)
             / end_s,
-        },
+        }
+        | {f"{target.value}_beats_prior_after": requests_until_better(lab.served, target) for target in Target},
         curves={
             "ttft_ms": _curve(actual_ms(measured, Target.TTFT)),
             "tpot_ms": _curve(actual_ms(measured, Target.TPOT)),
@@ -81,6 +86,10 @@ def result_of(spec: RunSpec, targets: Targets, knee_rps: float | None, lab: LabR
         },
         servers={name: _server(name, measured, lab) for name in names},
         timeline=_timeline(lab.served, targets, end_s),
+        befallen={
+            name: [sum(s.server == name for s in part) for part in _parts(lab.served, end_s)]
+            for name in befallen(spec.faults, parse_pool(spec.pool))
+        },
         plugin_failures=dict(sorted(lab.plugin_failures.items())),
     )
 
@@ -130,11 +139,16 @@ def _server(name: str, served: Sequence[Served], lab: LabResult) -> Figures:
     }
 
 
-def _timeline(served: Sequence[Served], targets: Targets, end_s: float) -> list[Figures]:
-    step_s = end_s / TIMELINE_PARTS
+def _parts(served: Sequence[Served], end_s: float) -> list[list[Served]]:
+    """Of the time line, by arrival."""
     parts: list[list[Served]] = [[] for _ in range(TIMELINE_PARTS)]
     for s in served:
-        parts[min(int(s.at_s / step_s), TIMELINE_PARTS - 1)].append(s)
+        parts[min(int(s.at_s / (end_s / TIMELINE_PARTS)), TIMELINE_PARTS - 1)].append(s)
+    return parts
+
+
+def _timeline(served: Sequence[Served], targets: Targets, end_s: float) -> list[Figures]:
+    step_s = end_s / TIMELINE_PARTS
     return [
         {
             "at_s": number * step_s,
@@ -143,5 +157,5 @@ def _timeline(served: Sequence[Served], targets: Targets, end_s: float) -> list[
             "ttft_p50_ms": percentile(actual_ms(part, Target.TTFT), 0.5),
             "ttft_p90_ms": percentile(actual_ms(part, Target.TTFT), 0.9),
         }
-        for number, part in enumerate(parts)
+        for number, part in enumerate(_parts(served, end_s))
     ]

@@ -34,6 +34,7 @@ PREDICTED: Columns = tuple(
         ("error", "mape", ".0%"),
         ("pinball", "pinball_ms", ".1f"),
         ("covered", "coverage", ".0%"),
+        ("beats prior after", "beats_prior_after", ".0f"),
     )
 )
 

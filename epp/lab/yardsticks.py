@@ -4,7 +4,10 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 
 from epp.lab.experiment import Served
-from epp.latency.types import Target
+from epp.latency.types import Source, Target
+
+FEWEST_PREDICTIONS = 30
+"""By the model, before its mean error says anything."""
 
 
 def percentile(values: Iterable[float], ratio: float) -> float | None:
@@ -43,6 +46,21 @@ def relative_errors(served: Iterable[Served], target: Target) -> list[float]:
         for s in served
         if target in s.actual_ms and target in s.promised
     ]
+
+
+def requests_until_better(served: Iterable[Served], target: Target) -> float | None:
+    """How many requests had come when the mean relative error of what the model predicted, of all so far and of 30 at
+    least, first was below that of what the prior did. `None`: it never was, or there was no model, or no prior."""
+    errors: dict[Source, list[float]] = {Source.PRIOR: [0.0, 0.0], Source.MODEL: [0.0, 0.0]}  # sum and number
+    (prior, model) = errors.values()
+    for number, s in enumerate(served, 1):
+        for error in relative_errors((s,), target) if target in s.promised else ():
+            mine = errors[s.promised[target].source]
+            mine[0] += error
+            mine[1] += 1.0
+        if prior[1] and model[1] >= FEWEST_PREDICTIONS and model[0] / model[1] < prior[0] / prior[1]:
+            return float(number)
+    return None
 
 
 def pinball_ms(served: Iterable[Served], target: Target, quantile: float) -> float | None:

@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from epp.lab.comparison import rows_of
+from epp.lab.comparison import Row, rows_of
 from epp.lab.experiment import Experiment
 from epp.lab.faults import SCENES, faults_table, largest_share, recovery_s, spec_in
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.pools import parse_pool
+from epp.lab.result import Result
 from epp.lab.runs import run_spec
+from epp.lab.shares import fair_share, share_cells
 from epp.lab.spec import RunSpec, parse_fault
 from epp.lab.workloads.catalogue import WORKLOADS
-from epp.lab.workloads.workload import Clients, schedule
+from epp.lab.workloads.workload import Clients, Targets, schedule
 from epp.lab.world import run
 from epp.lab.yardsticks import between, share
 
@@ -29,11 +31,14 @@ def test_headroom_recovers_from_a_server_that_dies() -> None:
     assert recovered_s is not None
     assert recovered_s < 10.0
     found = [(BY_NAME["nothing"], rows_of([calm])), (scene, rows_of([result]))]
-    head, _, _, line = (text.split(" | ") for text in faults_table(found, markdown=True).splitlines())
+    table, shares = faults_table(found, markdown=True).split("\n\n")
+    head, _, _, line = (text.split(" | ") for text in table.splitlines())
     cells = dict(zip(head, line, strict=True))
     assert cells["recovered after s"] == f"{recovered_s:.1f}"
     assert cells["p99"] == f"{result.figures['ttft_p99_ms']:.0f}"
     assert cells["failed"] == f"{result.figures['failed']:.0f}"
+    (line,) = shares.splitlines()[2:]
+    assert line.startswith("| dies | ours | h100-0 | 33% | ")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +62,49 @@ def test_recovery_is_read_off_the_time_line(kept: list[float], recovered_s: floa
         for line in ([0.9] * 40, kept)
     )
     assert recovery_s(faulty, calm) == recovered_s
+
+
+def row_with(fault: str, name: str, befallen: list[int], pool: str = "h100x3") -> Row:
+    """40 parts of half a second, with ten requests each."""
+    spec = replace(SPEC, pool=pool, faults=(fault,))
+    timeline = [{"at_s": i / 2, "attainment": 1.0, "requests": 10.0} for i in range(40)]
+    result = Result(spec, Targets(200.0, 25.0), 60.0, {}, {}, {}, timeline, {name: befallen}, {})
+    return Row(spec.workload, pool, 0.6, "ours", (result,), {}, {})
+
+
+def test_the_share_of_a_recovered_and_of_a_new_server_is_told_over_time() -> None:
+    recovered = row_with("kill@8s+4s", "h100-0", [9] * 10 + [3] * 6 + [0] * 8 + [1, 2, 3, 3] + [4] * 12)
+    joined = row_with("add@8s", "added", [0] * 16 + [1, 2, 3, 3] + [4] * 20)
+    assert share_cells({"nothing": [], "dies": [recovered], "joins": [joined]}) == (
+        [
+            *("share of a server", "policy", "server", "fair", "before", "meanwhile"),
+            *("0-0.5 s", "0.5-1 s", "1-2 s", "2-4 s", "4-8 s"),
+        ],
+        [
+            ["dies", "ours", "h100-0", "33%", "30%", "0%", "10%", "20%", "30%", "40%", "40%"],
+            ["joins", "ours", "added", "25%", "–", "–", "10%", "20%", "30%", "40%", "40%"],
+        ],
+    )
+    assert share_cells({"nothing": []}) is None
+
+
+def test_a_run_notes_what_the_befallen_server_was_given_in_each_part() -> None:
+    result = run_spec(spec_in(BY_NAME["joins"], replace(SPEC, duration_s=4.0)))
+    assert list(result.befallen) == ["added"]
+    given = result.befallen["added"]
+    assert len(given) == len(result.timeline)
+    assert sum(given[:16]) == 0 < sum(given)
+    assert all(mine <= (part["requests"] or 0.0) for mine, part in zip(given, result.timeline, strict=True))
+
+
+def test_a_fair_share_of_unequal_servers_is_by_what_each_can_do() -> None:
+    h100, a100 = (
+        fair_share(replace(SPEC, pool=pool, faults=("kill@8s",)), f"{pool[:4]}-0")
+        for pool in ("h100+a100", "a100+h100")
+    )
+    assert h100 is not None
+    assert h100 > 0.6
+    assert h100 + (a100 or 0.0) == pytest.approx(1.0)
 
 
 def shares_of_ours(server: str, fault: str, spans: Sequence[tuple[float, float]]) -> list[float]:

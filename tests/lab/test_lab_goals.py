@@ -22,7 +22,8 @@ MIXED = "h100x2+a100x2"
 
 def row(policy: str, load: float, by_seed: Sequence[Mapping[str, float | None]]) -> Row:
     results = tuple(
-        Result(replace(SPEC, policy=policy), Targets(200.0, 25.0), 60.0, figures, {}, {}, [], {}) for figures in by_seed
+        Result(replace(SPEC, policy=policy), Targets(200.0, 25.0), 60.0, figures, {}, {}, [], {}, {})
+        for figures in by_seed
     )
     return Row("azure-conv", "h100x4", load, policy, results, by_seed[0], {})
 

@@ -16,6 +16,7 @@ from epp.lab.experiment import (
     LabResult,
     LabServer,
     Leaves,
+    Promised,
     Recovers,
     Restarts,
     Served,
@@ -26,8 +27,18 @@ from epp.lab.workloads.shared import SharedHeads
 from epp.lab.workloads.single import Single
 from epp.lab.workloads.workload import Clients, Targets, schedule
 from epp.lab.world import run
-from epp.lab.yardsticks import actual_ms, attainment, between, coverage, percentile, relative_errors, share
-from epp.latency.types import Target
+from epp.lab.yardsticks import (
+    FEWEST_PREDICTIONS,
+    actual_ms,
+    attainment,
+    between,
+    coverage,
+    percentile,
+    relative_errors,
+    requests_until_better,
+    share,
+)
+from epp.latency.types import Source, Target
 from epp.sim.config import EngineConfig
 from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
 from epp.sim.engine import Engine
@@ -148,3 +159,26 @@ def test_yardsticks_count_failures_and_say_nothing_of_nothing() -> None:
     assert coverage([good], Target.TTFT, 0.9) is None
     assert relative_errors([good], Target.TTFT) == []
     assert [percentile(range(1, 101), q) for q in (0.5, 0.99, 1.0)] == [50, 99, 100]
+
+
+def predicted(source: Source, error_ratio: float, number: int) -> Served:
+    promised = {Target.TTFT: Promised(100.0 * (1.0 - error_ratio), {}, source)}
+    return Served(number, number / 10, promised=promised, actual_ms={Target.TTFT: 100.0})
+
+
+@pytest.mark.parametrize(
+    ("model_errors", "after"),
+    [
+        ([0.1] * 60, 20 + FEWEST_PREDICTIONS),
+        ([0.8] * FEWEST_PREDICTIONS + [0.1] * 60, 20 + FEWEST_PREDICTIONS + 29),  # 30 · 0.8 + 29 · 0.1 < 59 · 0.46
+        ([0.5] * 60, None),
+        ([0.1] * (FEWEST_PREDICTIONS - 1), None),
+        ([], None),
+    ],
+    ids=["at once", "later", "never", "too few", "no model"],
+)
+def test_the_model_beats_its_prior_after_so_many_requests(model_errors: list[float], after: int | None) -> None:
+    sources = [(Source.PRIOR, 0.46)] * 20 + [(Source.MODEL, error) for error in model_errors]
+    served = [predicted(*one, number) for number, one in enumerate(sources)]
+    assert requests_until_better(served, Target.TTFT) == after
+    assert requests_until_better(served, Target.TPOT) is None
