@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from epp.cli.flags import positive, ratio
 from epp.problem import Problem
+from epp.sim.timing import STEP_NOISE_SIGMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +56,14 @@ def add_scene(parser: Any, several: bool = False) -> None:
         default=(50.0, 100.0),
         metavar="T|never",
         help="how often metrics pages are read (default: 50 to 100 ms)",
+    )
+    parser.add_argument(
+        "--noise",
+        type=sigma,
+        default=STEP_NOISE_SIGMA,
+        metavar="SIGMA",
+        help="of the lognormal factor on each step of a server (default %(default)s); 0: none. The knee is that of the "
+        "default",
     )
     parser.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one per core)")
 
@@ -109,6 +118,7 @@ def like_of(arguments: argparse.Namespace) -> Any:
         streaming_ratio=arguments.streamed,
         metrics_interval_ms=arguments.metrics_interval,
         faults=faults,
+        noise_sigma=arguments.noise,
     )
 
 
@@ -167,6 +177,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 _MOST_SEEDS = 1_000
+_MOST_SIGMA = 1.0  # where one step in twenty takes more than five times as long as the median
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -208,6 +219,16 @@ def above_zero(text: str) -> float:
         value = 0.0
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def sigma(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= _MOST_SIGMA:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {_MOST_SIGMA:g}")
     return value
 
 

@@ -1,6 +1,7 @@
 """From a run's spec to its result: names become policies, workloads and pools."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -90,7 +91,10 @@ def run_spec(spec: RunSpec, knee: float | None = None) -> Result:
 
 
 def _experiment(spec: RunSpec, targets: Targets, policy: Policy, services_of: ServicesOf) -> Experiment:
-    workload, servers = workload_of(spec.workload), parse_pool(spec.pool)
+    workload = workload_of(spec.workload)
+    servers = [
+        replace(server, engine=replace(server.engine, noise_sigma=spec.noise_sigma)) for server in parse_pool(spec.pool)
+    ]
     if spec.rate_rps * spec.duration_s > MOST_REQUESTS:
         raise Problem(
             f"{spec.workload}: {spec.rate_rps:g} rps for {spec.duration_s:g} s are more than {MOST_REQUESTS:,} "

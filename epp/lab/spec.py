@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from epp.lab.experiment import Change, Dies, Fails, Joins, LabServer, Leaves, Recovers, Restarts, Slows
 from epp.lab.workloads.workload import Targets
 from epp.problem import Problem
+from epp.sim.timing import STEP_NOISE_SIGMA
 from epp.units import parse_duration_s
 
 DEFAULT_METRICS_INTERVAL_MS = (50.0, 100.0)
@@ -29,6 +30,7 @@ class RunSpec:
         metrics_interval_ms: bounds of how often a metrics page is read; `None`: never.
         faults: as `parse_fault` reads them.
         quantile: of the predictor's bounds whose coverage is measured.
+        noise_sigma: of the lognormal factor on the duration of each step of an engine; 0: none.
     """
 
     workload: str
@@ -44,6 +46,7 @@ class RunSpec:
     metrics_interval_ms: tuple[float, float] | None = DEFAULT_METRICS_INTERVAL_MS
     faults: tuple[str, ...] = ()
     quantile: float = 0.9
+    noise_sigma: float = STEP_NOISE_SIGMA
 
 
 def parse_fault(text: str, servers: Sequence[LabServer]) -> tuple[Change, ...]:

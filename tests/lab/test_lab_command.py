@@ -147,6 +147,8 @@ def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
         (["--seeds", "1000000000"], "is more than 1000"),
         (["--streamed", "2"], "not a number from 0 to 1"),
         (["--policies", ","], "names nothing"),
+        (["--noise", "-0.1"], "not a number from 0 to 1"),
+        (["--noise", "nan"], "not a number from 0 to 1"),
         (["--fault", "kill@-1s"], "a time is below 0"),
         (["--fault", "fail@1s+-2s"], "a time is below 0"),
         (["--fault", "slow0x@1s"], "'0' is not a number above 0"),
@@ -263,6 +265,20 @@ def test_faults_and_old_metrics_show(capsys) -> None:
     default = RunSpec("azure-conv", "h100x2", "llm-d-default", 20.0, 6.0)
     blind = RunSpec("azure-conv", "h100x2", "llm-d-default", 20.0, 6.0, metrics_interval_ms=None)
     assert run_spec(default).figures != run_spec(blind).figures
+
+
+def test_noise_is_a_flag_and_without_it_equal_requests_take_equal_steps(tmp_path) -> None:
+    trace, out = tmp_path / "alike.jsonl", tmp_path / "out.json"
+    row = '{"timestamp": %d, "input_length": 512, "output_length": 50, "hash_ids": []}\n'
+    trace.write_text("".join(row % (2000 * i) for i in range(20)))
+    flags = ["lab", "run", "--trace", str(trace), "--pool", "h100", "--policies", "random", "--rate", "0.5"]
+    ranges_ms = []
+    for noise in ("0", "0.05", "0.4"):
+        assert main([*flags, "--noise", noise, "--jobs", "1", "--json", str(out)]) == 0
+        curve = json.loads(out.read_bytes())[0]["curves"]["tpot_ms"]
+        ranges_ms.append(curve[-1] - curve[0])
+    none, usual, much = ranges_ms
+    assert none < 1e-6 < usual < 1.0 < much
 
 
 def test_a_knee_is_of_pool_and_workload() -> None:
