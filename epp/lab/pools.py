@@ -89,9 +89,18 @@ def engine_of(shape: str) -> EngineConfig:
 ENGINES: Mapping[str, EngineConfig] = MappingProxyType({shape: engine_of(shape) for shape in _SHAPES})
 
 
-def shape_text(law: Hardware, overhead_ms: float) -> str:
-    """A shape of one's own as JSON, for `parse_pool` to read from a file. Memory is that of an 8B model on an H100."""
-    like = ENGINES["8b-h100"]
+LIKE = "8b-h100"
+"""Whose memory, batch and attention a fitted server is given, unless another shape is named."""
+
+
+def with_long_contexts(law: Hardware, like: EngineConfig) -> Hardware:
+    """The law, and what long contexts cost on a server like that: short prompts do not show it."""
+    known = like.hardware
+    return replace(law, attention_pair_ns=known.attention_pair_ns, context_token_ns=known.context_token_ns)
+
+
+def shape_text(law: Hardware, overhead_ms: float, like: EngineConfig = ENGINES[LIKE]) -> str:
+    """A shape of one's own as JSON, for `parse_pool` to read from a file. Memory and batch are those of `like`."""
     shape = {
         "base_ms": law.base_ms,
         "prefill_token_us": law.prefill_token_us,
@@ -136,6 +145,17 @@ def _number(shape: Mapping[str, float], name: str, least: float = 0.0) -> float:
     return value
 
 
+def shape_named(name: str, where: str) -> EngineConfig:
+    """By its name, long or short, or from a file of one's own. `where` it was named, for the `Problem` raised."""
+    if name.endswith(".json"):
+        return _shape_in(Path(name))
+    engine = ENGINES.get(SHORT.get(name, name))
+    if engine is None:
+        shapes = ", ".join((*SHORT, *(shape for shape in ENGINES if shape not in SHORT.values())))
+        raise Problem(f"{where}: no shape is called {name!r}; there are {shapes}")
+    return engine
+
+
 def parse_pool(text: str) -> tuple[LabServer, ...]:
     """The servers of `h100x4+a100x4`, named `h100-0`, … A shape alone is one server; one may be a file of one's own,
     as in `mine.jsonx4`. Raises `Problem`."""
@@ -143,14 +163,8 @@ def parse_pool(text: str) -> tuple[LabServer, ...]:
     for part in text.split("+"):
         found = _PART.fullmatch(part.strip())
         name, number = (found["name"], int(found["number"] or 1)) if found else (part.strip(), 1)
-        if name.endswith(".json"):
-            engine: EngineConfig | None = _shape_in(Path(name))
-            name = Path(name).stem
-        else:
-            engine = ENGINES.get(SHORT.get(name, name))
-        if engine is None:
-            shapes = ", ".join((*SHORT, *(shape for shape in ENGINES if shape not in SHORT.values())))
-            raise Problem(f"pool {text!r}: no shape is called {name!r}; there are {shapes}; write for example h100x4")
+        engine = shape_named(name, f"pool {text!r}")
+        name = Path(name).stem if name.endswith(".json") else name
         if len(servers) + number > MOST_SERVERS:
             raise Problem(f"pool {text!r}: more than {MOST_SERVERS:,} servers")
         before = sum(server.name.startswith(f"{name}-") for server in servers)

@@ -348,6 +348,25 @@ def test_a_fit_finds_the_law_again(tmp_path) -> None:
     assert first.engine.hardware == found.hardware
 
 
+def test_what_a_ladder_cannot_show_a_fitted_shape_has_of_another(tmp_path, capsys) -> None:
+    law, csv, shape = Hardware(11.0, 50.0, 34.0), tmp_path / "m.csv", tmp_path / "mine.json"
+    ladder = ((1, 64), (1, 512), (1, 2048), (4, 256), (16, 64))
+    write_measurements(csv, [Measurement(n, t, 32, 18.0 + law.step_ms(n * t, n), law.step_ms(0, n)) for n, t in ladder])
+    for flags, like in (([], "8b-h100"), (["--like", "a100"], "8b-a100"), (["--like", "70b-h100-tp4"], "70b-h100-tp4")):
+        assert main(["lab", "fit", "--csv", str(csv), "--out", str(shape), *flags]) == 0
+        (server,) = parse_pool(str(shape))
+        fitted, known = server.engine.hardware, ENGINES[like].hardware
+        assert fitted.prefill_token_us == pytest.approx(50.0, rel=0.01)
+        assert fitted.attention_pair_ns == known.attention_pair_ns > 0
+        assert fitted.context_token_ns == known.context_token_ns > 0
+        assert server.engine.kv_blocks == ENGINES[like].kv_blocks
+        named = flags[1] if flags else like
+        said = f"attention_pair_ns {known.attention_pair_ns:.4g}, not measured: as of {named}"
+        assert said in capsys.readouterr().out
+    assert main(["lab", "fit", "--csv", str(csv), "--like", "h200"]) == 2
+    assert "--like: no shape is called 'h200'; there are h100" in capsys.readouterr().err
+
+
 def test_a_fit_needs_enough_and_the_right_file(tmp_path) -> None:
     with pytest.raises(Problem, match="too few"):
         fit([Measurement(1, 64, 32, 30.0, 7.0)])
