@@ -1,4 +1,4 @@
-"""The prompts that wait on each server, by what they cost: their tokens, and the pairs of tokens that attend.
+"""The prompts that wait on each server: how many, and what they cost in tokens and in pairs of tokens that attend.
 
 Computing a prompt takes time in proportion to its new tokens, and, for attention, to the pairs of a new token and one
 before it: with u of p tokens to compute that is u · (p - u / 2). A prompt of 30,000 tokens takes twice as long as ten
@@ -12,8 +12,6 @@ import numpy as np
 
 from epp.scheduling.data import FloatArray
 
-_LEAST_TOKENS = 0.5  # less is what adding and subtracting leaves over
-
 
 def attention_pairs(uncached_tokens: FloatArray, prompt_tokens: float) -> FloatArray:
     """Pairs of a token to compute and a token of the prompt before it."""
@@ -22,6 +20,7 @@ def attention_pairs(uncached_tokens: FloatArray, prompt_tokens: float) -> FloatA
 
 @dataclass(slots=True)
 class _Waiting:
+    requests: int = 0
     tokens: float = 0.0
     pairs: float = 0.0
 
@@ -34,9 +33,11 @@ class PrefillBacklog:
         self._by_request: dict[str, tuple[str, float, float]] = {}
 
     def add(self, request_id: str, endpoint_id: str, tokens: float, pairs: float) -> None:
+        """`tokens`: 1 at least."""
         self.remove(request_id)
         self._by_request[request_id] = endpoint_id, tokens, pairs
         waiting = self._by_endpoint.setdefault(endpoint_id, _Waiting())
+        waiting.requests += 1
         waiting.tokens += tokens
         waiting.pairs += pairs
 
@@ -47,17 +48,19 @@ class PrefillBacklog:
             return
         endpoint_id, tokens, pairs = found
         waiting = self._by_endpoint[endpoint_id]
+        waiting.requests -= 1
         waiting.tokens -= tokens
         waiting.pairs -= pairs
-        if waiting.tokens < _LEAST_TOKENS:
+        if not waiting.requests:
             del self._by_endpoint[endpoint_id]
 
-    def pairs_per_token(self, endpoint_ids: Sequence[str]) -> FloatArray:
-        """Of what waits on each endpoint; 0 where nothing does."""
-        ratios = np.zeros(len(endpoint_ids))
+    def of(self, endpoint_ids: Sequence[str]) -> tuple[FloatArray, FloatArray]:
+        """For each endpoint how many requests wait there, and their pairs per token; 0 where nothing waits."""
+        requests, pairs_per_token = np.zeros(len(endpoint_ids)), np.zeros(len(endpoint_ids))
         waiting: Mapping[str, _Waiting] = self._by_endpoint
         if waiting:
             for row, endpoint_id in enumerate(endpoint_ids):
                 if (here := waiting.get(endpoint_id)) is not None:
-                    ratios[row] = here.pairs / here.tokens
-        return ratios
+                    requests[row] = here.requests
+                    pairs_per_token[row] = here.pairs / here.tokens
+        return requests, pairs_per_token

@@ -8,8 +8,9 @@ computing it elsewhere: affinity needs no threshold, it is what comes out cheape
 
 To this come the targets. What a choice costs is multiplied the more of them it is expected to miss: the request's own,
 and those of requests that run there already and that this one would slow down. So a server that is at its limit is
-spared, one that has room for more takes it. And time beyond a target, which is missed then, hardly counts: what cannot
-be saved goes where it spoils least, to servers that are late already, instead of making all of them late.
+spared, one that has room for more takes it. And time beyond a target, which is missed then, hardly counts, nor do
+those who wait in vain already: what cannot be saved goes where it spoils least, to servers that are late already,
+instead of making all of them late.
 
 How fast each server is is learned from its own answers (`epp.latency.endpoint_laws`).
 """
@@ -52,6 +53,7 @@ from epp.scheduling.plugin import EndHook, FirstTokenHook, Parameters, PreReques
 _TTFT_MS = (28.0, 0.0185, 1.2e-6)  # constant, per token to compute, per pair
 _TPOT_MS = (7.2, 0.1, 0.0002, 0.00005)  # constant, per request there, per token to compute, per token of context
 _LEAST_SPREAD = 0.1
+_MOST_LATE_RATIO = 1.5  # of the TTFT target: as more no wait is priced
 _LEAST_TARGET_MS = 1e-3  # below, all are late; prices of next to nothing could not be compared
 _OUTPUT_SAMPLES = 500  # so many the mean length of answers remembers
 _NORMAL_TO_LOGISTIC = 1.702  # 1 / (1 + exp(-1.702 z)) is within 0.01 of the normal distribution
@@ -80,6 +82,7 @@ class _Priced:
         uncached_tokens, pairs: of this request's prompt.
         tokens_before, pairs_before: of those that wait.
         requests: with this one.
+        waiting: of them, those sent by us whose first token has not come; without this one.
         context_tokens: of those that decode, and the prompt.
     """
 
@@ -89,6 +92,7 @@ class _Priced:
     tokens_before: FloatArray
     pairs_before: FloatArray
     requests: FloatArray
+    waiting: FloatArray
     context_tokens: FloatArray
 
 
@@ -107,12 +111,13 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         cost = wait · (requests there + 1) · TPOT · (1 + missedTargetWeight · m)
         wait = step + prefill before it + its own prefill
 
-    in ms by what was learned of each server. Beyond the TTFT target a wait grows by its logarithm only, and a TPOT
-    counts as its target at most. m is the targets that are expected to be missed: the probability that the request
-    misses one of its own, plus, for each request in flight there, by how much this one raises the probability that it
-    misses the same TPOT target. A cached prefix is prefill that is not needed. Two idle servers of which one prefills
-    the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of 7 and 12 ms: costs 100 · 1 · 7 and
-    292 · 1 · 12, scores 1 and 0.2.
+    in ms by what was learned of each server. Beyond the TTFT target a wait grows by its logarithm only, to 1.5 times
+    the target, and a TPOT counts as its target at most. Of those who wait there for a first token only as many count as
+    are likely to get it within that target. m is the targets that are expected to be missed: the probability that the
+    request misses one of its own, plus, for each request in flight there, by how much this one raises the probability
+    that it misses the same TPOT target. A cached prefix is prefill that is not needed. Two idle servers of which one
+    prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of 7 and 12 ms: costs
+    100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
 
     *Without targets* (`x-slo-ttft-ms`, `x-slo-tpot-ms`) m is 0. *New servers* are taken to be like the pool. Where
     predicted-latency-producer runs, new and failing servers have their turn as it says. *Others' traffic* counts where
@@ -161,14 +166,16 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             + per_prefill * priced.tokens_before
             + per_context * priced.context_tokens
         )
-        wait_ms, pace_ms = base + prefill_ms, tpot_ms
+        wait_ms, pace_ms, held_up = base + prefill_ms, tpot_ms, priced.requests
+        ttft_ms = overhead + prefill_ms + cycle.waited_ms
         slo = slo_of(cycle.request.headers)
         counts = slo.constrained and self._weight > 0
         if counts:
             wait_ms, pace_ms = _late_counts_less(slo, wait_ms, pace_ms)
-        cost = wait_ms * priced.requests * pace_ms
+            if slo.ttft_ms is not None:
+                held_up = held_up - priced.waiting * (1.0 - _within(slo.ttft_ms, ttft_ms - own_ms, self._ttft.spread))
+        cost = wait_ms * held_up * pace_ms
         if counts:
-            ttft_ms = overhead + prefill_ms + cycle.waited_ms
             output_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
             added_ms = per_request + per_context * _prompt_tokens(cycle) + own_ms / max(output_tokens, 1.0)
             cost *= 1.0 + self._weight * self._missed(slo, ttft_ms, tpot_ms, added_ms, priced.requests - 1.0)
@@ -196,6 +203,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         own = np.maximum(own, 1.0)  # the last token of a prompt is always computed
         before = nothing if load is None else candidates.take(load.prefill_tokens)
         requests = nothing if load is None else candidates.take(load.requests)
+        waiting, pairs_per_token = self._backlog.of(self._endpoint_ids)
         snapshot = candidates.snapshot
         reported = fresh(snapshot.waiting_requests, candidates, cycle.now_s) + fresh(
             snapshot.running_requests, candidates, cycle.now_s
@@ -206,8 +214,9 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             uncached_tokens=own,
             pairs=attention_pairs(own, max(prompt_tokens, 1.0)),
             tokens_before=before,
-            pairs_before=before * candidates.take(self._backlog.pairs_per_token(self._endpoint_ids)),
+            pairs_before=before * candidates.take(pairs_per_token),
             requests=requests + others + 1.0,
+            waiting=np.minimum(candidates.take(waiting), requests),
             context_tokens=prompt_tokens + (nothing if load is None else candidates.take(load.decode_tokens)),
         )
 
@@ -277,15 +286,17 @@ def _prompt_tokens(cycle: Cycle) -> float:
 
 
 def _late_counts_less(slo: Slo, wait_ms: FloatArray, tpot_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Both as they are priced: a wait of e times its target as one of twice that, a TPOT as its target at most.
+    """Both as they are priced: a wait beyond its target by the logarithm, a TPOT as its target at most.
 
     What is late has missed its target, which m says. If the price grew on in proportion, late requests would keep all
-    servers level, and with more work than can be done in time all of them late. The wait still counts a little, so
-    that nobody waits for ever behind the others who are late.
+    servers level, and with more work than can be done in time all of them late. That a wait counts a little beyond its
+    target spares servers that are late for a moment; that it counts no more than `_MOST_LATE_RATIO` lets those who are
+    lost gather where the load lasts.
     """
     if slo.ttft_ms is not None:
         target_ms = max(slo.ttft_ms, _LEAST_TARGET_MS)
-        wait_ms = np.minimum(wait_ms, target_ms) * (1.0 + np.log(np.maximum(wait_ms / target_ms, 1.0)))
+        late_ratio = np.minimum(1.0 + np.log(np.maximum(wait_ms / target_ms, 1.0)), _MOST_LATE_RATIO)
+        wait_ms = np.minimum(wait_ms, target_ms) * late_ratio
     if slo.tpot_ms is not None:
         tpot_ms = np.minimum(tpot_ms, max(slo.tpot_ms, _LEAST_TARGET_MS))
     return wait_ms, tpot_ms

@@ -119,6 +119,22 @@ def test_what_is_lost_anyway_joins_those_who_are_late_already():
     assert scored(a_request(**load, headers=TARGETS))[1] == 1
 
 
+def test_those_who_wait_in_vain_are_not_held_up():
+    """Both servers have as many requests and as long a queue; at the second ten of ours wait, and all would be late."""
+    scorer, candidates = make("latency-cost-scorer"), pool(size=2)
+    load = {"tokens": 30_000, "requests": (12, 12), "prefill": (60_000, 60_000)}
+    late, patient = ({"x-slo-ttft-ms": target} for target in ("500", "60000"))
+    for number in range(10):
+        cycle = a_request(tokens=6_000, headers=late)
+        cycle.request = cycle.request._replace(id=f"waiting-{number}")
+        scorer.score(cycle, candidates)
+        scorer.pre_request(cycle, decide(candidates, 1))
+    without_targets = scored(a_request(**load), scorer)
+    in_time = scored(a_request(**load, headers=patient), scorer)
+    in_vain = scored(a_request(**load, headers=late), scorer)
+    assert in_vain[0] < 0.5 * min(without_targets[0], in_time[0])
+
+
 def test_of_servers_that_are_all_late_the_sooner_is_still_better():
     late = {"tokens": 40_000, "requests": (10, 10), "prefill": (200_000, 100_000), "headers": {"x-slo-ttft-ms": "200"}}
     best, other = scored(a_request(**late))[1], scored(a_request(**late))[0]
