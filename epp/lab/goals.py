@@ -85,7 +85,7 @@ def judged_goodputs(goodputs: Sequence[Goodput]) -> list[Judged]:
             loads = {p: g.load_by_ratio[ratio] for p, g in by_policy.items()}
             if ORACLE in loads:
                 kind = f"goodput: at least {ORACLE_SHARE:.0%} of the oracle's"
-                met, words = _by_share(loads[OURS], loads[ORACLE], ORACLE_SHARE)
+                met, words = _by_share(loads[OURS], loads[ORACLE])
                 found.append(Judged(kind, where, at, met, words))
             if _is_mixed(pool) and (blind := _blind(loads)):
                 rival = max(blind, key=lambda policy: blind[policy])
@@ -95,10 +95,10 @@ def judged_goodputs(goodputs: Sequence[Goodput]) -> list[Judged]:
     return found
 
 
-def _by_share(mine: float, its: float, asked: float) -> tuple[bool, str]:
+def _by_share(mine: float, its: float) -> tuple[bool, str]:
     """0 of 0 is all there is."""
     share = f"{mine / its:.0%}, " if its else ""
-    return mine >= asked * its - _ROUNDING, f"{share}{mine:.3f} of {its:.3f}"
+    return mine >= ORACLE_SHARE * its - _ROUNDING, f"{share}{mine:.3f} of {its:.3f}"
 
 
 def _by_times(mine: float, its: float, rival: str) -> tuple[bool, str]:

@@ -89,17 +89,13 @@ def engine_of(shape: str) -> EngineConfig:
 ENGINES: Mapping[str, EngineConfig] = MappingProxyType({shape: engine_of(shape) for shape in _SHAPES})
 
 
-LIKE = "8b-h100"
-"""Whose memory, batch and attention a fitted server is given, unless another shape is named."""
-
-
 def with_long_contexts(law: Hardware, like: EngineConfig) -> Hardware:
     """The law, and what long contexts cost on a server like that: short prompts do not show it."""
     known = like.hardware
     return replace(law, attention_pair_ns=known.attention_pair_ns, context_token_ns=known.context_token_ns)
 
 
-def shape_text(law: Hardware, overhead_ms: float, like: EngineConfig = ENGINES[LIKE]) -> str:
+def shape_text(law: Hardware, overhead_ms: float, like: EngineConfig) -> str:
     """A shape of one's own as JSON, for `parse_pool` to read from a file. Memory and batch are those of `like`."""
     shape = {
         "base_ms": law.base_ms,

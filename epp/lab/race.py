@@ -17,10 +17,11 @@ def fewest_lost(
     experiments: Sequence[Experiment], lost: Callable[[Sequence[Served]], int], duration_s: float
 ) -> list[LabResult]:
     """Those that lose fewest, in the order given. One at least, and maybe others that came to their end all the same.
+    Raises `ConfigError`.
 
     Args:
         lost: how many of these requests, which have all ended, are lost.
-        duration_s: for how long requests arrive. Raises `ConfigError`.
+        duration_s: for how long requests arrive.
     """
     turn_s = duration_s / _TURNS
     running = [(0, 0.0, number, _Runner(World(experiment))) for number, experiment in enumerate(experiments)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from epp.lab.experiment import LabResult, Served
 from epp.lab.pools import parse_pool
-from epp.lab.spec import RunSpec, befallen
+from epp.lab.spec import RunSpec, servers_befallen
 from epp.lab.workloads.workload import Targets
 from epp.lab.yardsticks import (
     actual_ms,
@@ -88,7 +88,7 @@ def result_of(spec: RunSpec, targets: Targets, knee_rps: float | None, lab: LabR
         timeline=_timeline(lab.served, targets, end_s),
         befallen={
             name: [sum(s.server == name for s in part) for part in _parts(lab.served, end_s)]
-            for name in befallen(spec.faults, parse_pool(spec.pool))
+            for name in servers_befallen(spec.faults, parse_pool(spec.pool))
         },
         plugin_failures=dict(sorted(lab.plugin_failures.items())),
     )

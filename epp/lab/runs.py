@@ -62,7 +62,7 @@ def knee_of(workload: str, pool: str) -> float:
     """See `epp.lab.knee`. Raises `Problem`."""
     knee = knee_rps(workload_of(workload), parse_pool(pool))
     if knee <= 0.0:
-        raise Problem(f"{workload}: too short to find the knee of {pool}; say --rate instead of --load")
+        raise Problem(f"{workload}: too short to find the knee of {pool}; `epp lab run --rate` does without it")
     return knee
 
 

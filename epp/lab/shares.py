@@ -17,7 +17,7 @@ from epp.lab.spec import RunSpec, parse_fault
 from epp.lab.text_report import Cells, shown
 from epp.sim.config import EngineConfig
 
-WINDOWS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16))
+_WINDOWS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16))
 """Parts of the time line, counted from when the server is there again."""
 
 
@@ -34,7 +34,7 @@ def share_cells(rows_by_scene: Mapping[str, Sequence[Row]]) -> Cells | None:
                 body.append([scene, row.policy, name, *(shown(value, ".0%") for value in (fair, *means))])
     if not body:
         return None
-    after = [f"{low * part_s:g}-{high * part_s:g} s" for low, high in WINDOWS]
+    after = [f"{low * part_s:g}-{high * part_s:g} s" for low, high in _WINDOWS]
     return ["share of a server", "policy", "server", "fair", "before", "meanwhile", *after], body
 
 
@@ -45,7 +45,7 @@ def _shares(result: Result, name: str) -> list[float | None]:
     part_s = spec.duration_s / TIMELINE_PARTS
     begins, back = (round(of(change.at_s for change in changes) / part_s) for of in (min, max))
     measured_from = round(spec.warmup_ratio * TIMELINE_PARTS)
-    spans = [(measured_from, begins), (begins, back), *((back + low, back + high) for low, high in WINDOWS)]
+    spans = [(measured_from, begins), (begins, back), *((back + low, back + high) for low, high in _WINDOWS)]
     found = [_share(result, name, *span) for span in spans]
     return [None, None, *found[2:]] if any(isinstance(change, Joins) for change in changes) else found
 

@@ -90,7 +90,7 @@ def parse_fault(text: str, servers: Sequence[LabServer]) -> tuple[Change, ...]:
     return (slows,) if lasting is None else (slows, Slows(until_s, name, 1.0))
 
 
-def befallen(faults: Sequence[str], servers: Sequence[LabServer]) -> list[str]:
+def servers_befallen(faults: Sequence[str], servers: Sequence[LabServer]) -> list[str]:
     """The names of the servers that these befall, or that join by them."""
     changes = [change for fault in faults for change in parse_fault(fault, servers)]
     return list(dict.fromkeys(c.server.name if isinstance(c, Joins) else c.server for c in changes))

@@ -13,7 +13,7 @@ from epp.lab.sweep import RATIOS
 Columns = Sequence[tuple[str, str, str]]
 """Head, figure, how it is written."""
 
-COLUMNS: Columns = (
+_COLUMNS: Columns = (
     ("attained", "attainment", ".1%"),
     ("TTFT p50", "ttft_p50_ms", ".0f"),
     ("p90", "ttft_p90_ms", ".0f"),
@@ -27,7 +27,7 @@ COLUMNS: Columns = (
     ("failed", "failed", ".0f"),
     ("regret", "regret_attainment", "+.1%"),
 )
-PREDICTED: Columns = tuple(
+_PREDICTED: Columns = tuple(
     (f"{target.upper()} {head}", f"{target}_{figure}", how)
     for target in ("ttft", "tpot", "e2e")
     for head, figure, how in (
@@ -67,14 +67,14 @@ Cells = tuple[list[str], list[list[str]]]
 
 def figure_cells(rows: Sequence[Row]) -> Cells:
     """What clients and servers saw."""
-    columns = _known(COLUMNS, rows)
+    columns = _known(_COLUMNS, rows)
     head = ["policy", *(name for name, _, _ in columns), "shares"]
     return head, [[row.policy, *(_cell(row, figure, how) for _, figure, how in columns), _shares(row)] for row in rows]
 
 
 def predicted_cells(rows: Sequence[Row]) -> Cells | None:
     """How far off predictions were; `None`: nobody made any."""
-    if not (columns := _known(PREDICTED, rows)):
+    if not (columns := _known(_PREDICTED, rows)):
         return None
     who = [row for row in rows if any(row.figures.get(figure) is not None for _, figure, _ in columns)]
     head = ["predictions of", *(name for name, _, _ in columns)]

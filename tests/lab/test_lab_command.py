@@ -191,7 +191,7 @@ def test_a_trace_too_short_for_a_knee_asks_for_a_rate(tmp_path, capsys) -> None:
     trace.write_text("".join(row % (100 * i) for i in range(8)))
     flags = ["lab", "run", "--trace", str(trace), "--pool", "h100", "--policies", "random", "--jobs", "1"]
     assert main(flags) == 2
-    assert "say --rate instead of --load" in capsys.readouterr().err
+    assert "`epp lab run --rate` does without it" in capsys.readouterr().err
     assert main([*flags, "--rate", "2"]) == 0
     assert " at 2 rps, 4 s;" in capsys.readouterr().out  # eight requests, and not the two minutes of a long trace
     assert main([*flags, "--rate", "2", "--duration", "1m"]) == 2
@@ -216,7 +216,7 @@ def test_a_trace_that_ends_soon_gives_the_knee_of_a_longer_one(tmp_path) -> None
 )
 def test_a_shape_that_no_server_can_have_is_refused(tmp_path, name: str, value: str) -> None:
     path = tmp_path / "mine.json"
-    shape = json.loads(shape_text(ENGINES["8b-h100"].hardware, 20.0))
+    shape = json.loads(shape_text(ENGINES["8b-h100"].hardware, 20.0, ENGINES["8b-h100"]))
     path.write_text(json.dumps(shape | {name: float(value)}))
     with pytest.raises(Problem, match=f"no shape of a server .{name} "):
         parse_pool(str(path))
@@ -342,7 +342,7 @@ def test_a_fit_finds_the_law_again(tmp_path) -> None:
     assert found.overhead_ms == pytest.approx(18.0, rel=0.1)
     assert found.error_ratio < 0.02
     shape = tmp_path / "mine.json"
-    shape.write_text(shape_text(found.hardware, found.overhead_ms))
+    shape.write_text(shape_text(found.hardware, found.overhead_ms, ENGINES["8b-h100"]))
     (first, second) = parse_pool(f"{shape}x2")
     assert (first.name, second.name) == ("mine-0", "mine-1")
     assert first.engine.hardware == found.hardware

@@ -16,9 +16,6 @@ def _from_file(name: str, about: str, knows_hardware: bool = False) -> Policy:
     return Policy(name, about, text, knows_hardware=knows_hardware)
 
 
-OURS = "ours"
-NEUTRAL = "least-requests"
-"""By which the knee of a pool is measured: it balances well and knows nothing of caches, lengths and hardware."""
 WORST = "always-busiest"
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
