@@ -53,7 +53,6 @@ from epp.scheduling.plugin import EndHook, FirstTokenHook, Parameters, PreReques
 _TTFT_MS = (28.0, 0.0185, 1.2e-6)  # constant, per token to compute, per pair
 _TPOT_MS = (7.2, 0.1, 0.0002, 0.00005)  # constant, per request there, per token to compute, per token of context
 _LEAST_SPREAD = 0.1
-_MOST_LATE_RATIO = 1.5  # of the TTFT target: as more no wait is priced
 _LEAST_TARGET_MS = 1e-3  # below, all are late; prices of next to nothing could not be compared
 _OUTPUT_SAMPLES = 500  # so many the mean length of answers remembers
 _NORMAL_TO_LOGISTIC = 1.702  # 1 / (1 + exp(-1.702 z)) is within 0.01 of the normal distribution
@@ -111,9 +110,9 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         cost = wait · (requests there + 1) · TPOT · (1 + missedTargetWeight · m)
         wait = step + prefill before it + its own prefill
 
-    in ms by what was learned of each server. Beyond the TTFT target a wait grows by its logarithm only, to 1.5 times
-    the target, and a TPOT counts as its target at most. Of those who wait there for a first token only as many count as
-    are likely to get it within that target. m is the targets that are expected to be missed: the probability that the
+    in ms by what was learned of each server. Beyond the TTFT target a wait grows by its logarithm only, and a TPOT
+    counts as its target at most. Of those who wait there for a first token only as many count as are likely to get it
+    within that target. m is the targets that are expected to be missed: the probability that the
     request misses one of its own, plus, for each request in flight there, by how much this one raises the probability
     that it misses the same TPOT target. A cached prefix is prefill that is not needed. Two idle servers of which one
     prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of 7 and 12 ms: costs
@@ -286,17 +285,15 @@ def _prompt_tokens(cycle: Cycle) -> float:
 
 
 def _late_counts_less(slo: Slo, wait_ms: FloatArray, tpot_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Both as they are priced: a wait beyond its target by the logarithm, a TPOT as its target at most.
+    """Both as they are priced: a wait of e times its target as one of twice that, a TPOT as its target at most.
 
     What is late has missed its target, which m says. If the price grew on in proportion, late requests would keep all
     servers level, and with more work than can be done in time all of them late. That a wait counts a little beyond its
-    target spares servers that are late for a moment; that it counts no more than `_MOST_LATE_RATIO` lets those who are
-    lost gather where the load lasts.
+    target spares servers that are late for a moment, and their caches.
     """
     if slo.ttft_ms is not None:
         target_ms = max(slo.ttft_ms, _LEAST_TARGET_MS)
-        late_ratio = np.minimum(1.0 + np.log(np.maximum(wait_ms / target_ms, 1.0)), _MOST_LATE_RATIO)
-        wait_ms = np.minimum(wait_ms, target_ms) * late_ratio
+        wait_ms = np.minimum(wait_ms, target_ms) * (1.0 + np.log(np.maximum(wait_ms / target_ms, 1.0)))
     if slo.tpot_ms is not None:
         tpot_ms = np.minimum(tpot_ms, max(slo.tpot_ms, _LEAST_TARGET_MS))
     return wait_ms, tpot_ms
