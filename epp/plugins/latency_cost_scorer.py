@@ -111,12 +111,12 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         wait = step + prefill before it + its own prefill
 
     in ms by what was learned of each server. Beyond the TTFT target a wait grows by its logarithm only, and a TPOT
-    counts as its target at most. Of those who wait there for a first token only as many count as are likely to get it
-    within that target. m is the targets that are expected to be missed: the probability that the
-    request misses one of its own, plus, for each request in flight there, by how much this one raises the probability
-    that it misses the same TPOT target. A cached prefix is prefill that is not needed. Two idle servers of which one
-    prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of 7 and 12 ms: costs
-    100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
+    counts as its target at most. Of those who wait there for a first token only as many count as are likely to get
+    it within that target. m is the targets that are expected to be missed: the probability that the request misses
+    one of its own, plus, for each request in flight there, by how much this one raises the probability that it
+    misses the same TPOT target. A cached prefix is prefill that is not needed. Two idle servers of which one
+    prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of 7 and 12 ms: costs 100
+    · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
 
     *Without targets* (`x-slo-ttft-ms`, `x-slo-tpot-ms`) m is 0. *New servers* are taken to be like the pool. Where
     predicted-latency-producer runs, new and failing servers have their turn as it says. *Others' traffic* counts where
