@@ -108,9 +108,9 @@ def _run(arguments: argparse.Namespace) -> int:
 def _add_sweep(actions: Any) -> None:
     sweep = actions.add_parser(
         "sweep",
-        help="find each policy's goodput: the highest rate at which requests keep their targets",
+        help="find each policy's goodput, the highest rate at which requests keep their targets, and its own knee",
         description="Find each policy's goodput: the highest rate at which 90 % and 99 % of the requests keep both\n"
-        "targets, by halving, as a share of the knee.",
+        "targets, by halving, as a share of the knee. And its own knee: what it answers when more comes than it can do.",
     )
     sweep.set_defaults(run=_sweep)
     add_scene(sweep, several=True)

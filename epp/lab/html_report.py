@@ -70,7 +70,8 @@ def html_sweep(goodputs: Sequence[Goodput]) -> str:
         pairs.setdefault((goodput.workload, goodput.pool), []).append(goodput)
     return _page(
         "Goodput: the highest load at which so many requests keep both targets, by halving; in brackets in requests "
-        "per second. The lines go through all loads that were measured with all seeds on the way there.",
+        "per second. Own knee: what the policy answers when more comes than it can do, likewise. The lines go through "
+        "all loads that were measured with all seeds on the way there.",
         lambda: (_goodput(group) for group in pairs.values()),
     )
 
@@ -109,8 +110,11 @@ def _goodput(group: Sequence[Goodput]) -> str:
         load = f"{g.load_by_ratio[ratio]:.3f}" + (f" ±{spread:.3f}" if spread else "")
         return f"{load} ({g.rate_rps(ratio):.3g})"
 
-    head = ["policy", *(f"goodput at {ratio:.0%}" for ratio in RATIOS)]
-    cells = head, [[g.policy, *(cell(g, ratio) for ratio in RATIOS)] for g in group]
+    def own_knee(g: Goodput) -> str:
+        return f"{g.own_knee:.2f} ({g.own_knee_rps:.3g})"
+
+    head = ["policy", *(f"goodput at {ratio:.0%}" for ratio in RATIOS), "own knee"]
+    cells = head, [[g.policy, *(cell(g, ratio) for ratio in RATIOS), own_knee(g)] for g in group]
     where = f"{group[0].workload} on {group[0].pool}: knee {group[0].knee_rps:.3g} rps"
     return f"<h2>{escape(where)}</h2>{_table(cells)}{_plot(1, draw)}"
 

@@ -2,8 +2,8 @@
 
 All engines are kept busy by more requests than they can do, and what comes out per second is counted once the queues
 stand. Each request is sent where the work that is left is least, its own included, by the true cost of it and the true
-state of the caches. So this is what pool and workload can do, whatever a policy makes of it, and it is what a load of
-1.0 means.
+state of the caches. So this belongs to pool and workload, whatever a policy makes of them, and it is what a load of 1.0
+means. It is no bound: a policy that keeps prefixes together better, or leaves long requests waiting, answers more.
 """
 
 import random

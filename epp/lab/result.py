@@ -10,6 +10,7 @@ from epp.lab.spec import RunSpec, servers_befallen
 from epp.lab.workloads.workload import Targets
 from epp.lab.yardsticks import (
     actual_ms,
+    answered_rps,
     attainment,
     between,
     coverage,
@@ -75,8 +76,7 @@ def result_of(spec: RunSpec, targets: Targets, knee_rps: float | None, lab: LabR
             "imbalance": variation(lab.busy_s.values()),
             "preemptions": float(lab.preemptions),
             "models": float(len(lab.published_s)),
-            "throughput_rps": sum(s.ended_s is not None and s.status == 200 and s.ended_s < end_s for s in lab.served)
-            / end_s,
+            "throughput_rps": answered_rps(lab.served, end_s / 2, end_s),  # by then queues stand, if any will
         }
         | {f"{target.value}_beats_prior_after": requests_until_better(lab.served, target) for target in Target},
         curves={

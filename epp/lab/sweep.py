@@ -1,8 +1,13 @@
-"""Goodput: the highest rate at which enough requests keep both targets (as DistServe defines it).
+"""What a policy can carry: its goodput, the highest rate at which enough requests keep both targets (as DistServe
+defines it), and its own knee, the rate at which it answers when more comes than it can do.
 
 Attainment falls as the rate rises. So the highest load that keeps a ratio is found by halving, over a grid of shares of
 the knee; between the last that keeps it and the first that does not, the crossing is put by linear interpolation. All
 seeds count together; a step is given up as soon as the seeds that are left could not change what it decides.
+
+The own knee is read off one run at the highest load of the grid. Whether throughput follows the arrivals at the loads
+that are measured anyway would not tell: in runs as short as these it lags behind from half of the knee on, since what
+is in flight still grows.
 
 What is needed next follows from what is known, so a sweep is worked out again from its beginning after each run, up to
 where it lacks one. So sweeps go on by turns, run by run, on as many processes as there are.
@@ -11,7 +16,7 @@ where it lacks one. So sweeps go on by turns, run by run, on as many processes a
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from epp.lab.parallel import Progress, in_turns
 from epp.lab.runs import run_spec, workload_of
@@ -23,15 +28,16 @@ GRID = 0.025  # of the knee
 MOST_STEPS = 60  # 1.5 of the knee
 _MOST_HALVINGS = MOST_STEPS.bit_length()  # of one ratio; all ratios begin with the same one
 MOST_RUNS = 1 + len(RATIOS) * (_MOST_HALVINGS - 1)
-"""Of one sweep, for each seed."""
+"""Of one sweep, for each seed, to find the goodputs. One more is for the own knee."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """One policy's goodput on one workload and pool.
+    """One policy's goodput, and its own knee, on one workload and pool.
 
     Attributes:
         knee_rps: of workload and pool.
+        own_knee_rps: what the policy answers per second in the second half of a run at 1.5 of that, of the first seed.
         load_by_ratio: for each ratio of requests that keep their targets, the highest load that does, as a share of the
             knee; 0 if the lowest that was tried does not.
         loads_by_seed: the same of each seed alone, by what was measured on the way to that of all.
@@ -42,6 +48,7 @@ class Goodput:
     pool: str
     policy: str
     knee_rps: float
+    own_knee_rps: float
     load_by_ratio: Mapping[float, float]
     loads_by_seed: Mapping[float, Sequence[float]]
     attainment_by_load: Mapping[float, float]
@@ -50,6 +57,11 @@ class Goodput:
     def spread_by_ratio(self) -> dict[float, float]:
         """Standard deviation over the seeds; 0 of one."""
         return {r: stdev(loads) if len(loads) > 1 else 0.0 for r, loads in self.loads_by_seed.items()}
+
+    @property
+    def own_knee(self) -> float:
+        """As a share of the knee."""
+        return self.own_knee_rps / self.knee_rps
 
     def rate_rps(self, ratio: float) -> float:
         return self.load_by_ratio[ratio] * self.knee_rps
@@ -82,12 +94,18 @@ def sweep(
         for workload, pool in pairs
         for policy in policies
     ]
-    with Progress(MOST_RUNS * seeds * len(tasks), "runs at most") as progress:
-        return in_turns(_attained, [_sweep_one(task, progress) for task in tasks], jobs, progress)
+    with Progress((1 + MOST_RUNS * seeds) * len(tasks), "runs at most") as progress:
+        return in_turns(_run, [_sweep_one(task, progress) for task in tasks], jobs, progress)
 
 
-def _attained(spec: RunSpec) -> float:
-    return run_spec(spec).figures["attainment"] or 0.0
+class _Ran(NamedTuple):
+    attainment: float
+    throughput_rps: float
+
+
+def _run(spec: RunSpec) -> _Ran:
+    figures = run_spec(spec).figures
+    return _Ran(figures["attainment"] or 0.0, figures["throughput_rps"] or 0.0)
 
 
 class _Lacking(Exception):
@@ -121,10 +139,12 @@ class _Measured:
 
     def _lacking(self, step: int) -> _Lacking:
         """The next seed there."""
-        task, values = self._task, self.by_step.get(step, [])
-        rate_rps = step * GRID * task.knee_rps
+        return _Lacking(step, self.spec_at(step, len(self.by_step.get(step, [])) + 1))
+
+    def spec_at(self, step: int, seed: int) -> RunSpec:
+        task, rate_rps = self._task, step * GRID * self._task.knee_rps
         duration_s = task.like.duration_s or run_s_at(self._workload, rate_rps, task.scale)
-        return _Lacking(step, replace(task.like, rate_rps=rate_rps, duration_s=duration_s, seed=len(values) + 1))
+        return replace(task.like, rate_rps=rate_rps, duration_s=duration_s, seed=seed)
 
     def load_of_seed(self, number: int, ratio: float) -> float:
         """As `highest_load` among the steps that were measured with this seed."""
@@ -136,22 +156,24 @@ class _Measured:
         return (low + (high - low) * (at[low] - ratio) / (at[low] - at[high])) * GRID
 
 
-def _sweep_one(task: _Task, progress: Progress) -> Generator[RunSpec, float, Goodput]:
+def _sweep_one(task: _Task, progress: Progress) -> Generator[RunSpec, _Ran, Goodput]:
     measured, runs = _Measured(task), 0
+    overloaded = yield measured.spec_at(MOST_STEPS, 1)  # the dearest first: who asks for too much is told so at once
     while True:
         try:
             loads = {ratio: highest_load(measured.at, ratio, measured.keeps) for ratio in RATIOS}
             break
         except _Lacking as lacking:
-            attained = yield lacking.spec
-            measured.by_step.setdefault(lacking.step, []).append(attained)
+            ran = yield lacking.spec
+            measured.by_step.setdefault(lacking.step, []).append(ran.attainment)
             runs += 1
     progress.less(MOST_RUNS * task.seeds - runs)
     spec = task.like
     by_seed = {ratio: tuple(measured.load_of_seed(n, ratio) for n in range(task.seeds)) for ratio in RATIOS}
     whole = {step: fmean(v) for step, v in sorted(measured.by_step.items()) if len(v) == task.seeds}
     by_load = {step * GRID: value for step, value in whole.items()}
-    return Goodput(spec.workload, spec.pool, spec.policy, task.knee_rps, loads, by_seed, by_load)
+    own_knee_rps = overloaded.throughput_rps
+    return Goodput(spec.workload, spec.pool, spec.policy, task.knee_rps, own_knee_rps, loads, by_seed, by_load)
 
 
 def highest_load(

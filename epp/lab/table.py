@@ -24,6 +24,7 @@ QUICK_SCALE = 0.4
 QUICK_POLICIES = ("ours", "llm-d-default", "lmetric", "cache-aware", "least-requests", "round-robin")
 
 _AT_LOADS = (EASY_LOAD, 0.8)
+_OWN_KNEE_IS = "Each policy's own knee: what it answers per second when more comes than it can do"
 
 
 def summary(rows: Sequence[Row], markdown: bool) -> str:
@@ -89,7 +90,7 @@ def _figure(row: Row | None, figure: str, how: str) -> str:
 
 
 def goodput_table(goodputs: Iterable[Goodput], markdown: bool) -> str:
-    """Policies by workloads: the goodput at each ratio, as a share of the knee. Then as `summary`."""
+    """Policies by workloads: the goodput at each ratio and the own knee, as shares of the knee. Then as `summary`."""
     goodputs = list(goodputs)
     pairs = list(dict.fromkeys((g.workload, g.pool) for g in goodputs))
     by_policy: dict[str, dict[tuple[str, str], Goodput]] = {}
@@ -97,6 +98,7 @@ def goodput_table(goodputs: Iterable[Goodput], markdown: bool) -> str:
         by_policy.setdefault(g.policy, {})[g.workload, g.pool] = g
     names = [f"{w}{'' if p == POOL else f' on {p}'}" for w, p in pairs]
     head = ["policy", *names, "mean"]
+    knees = ["1.0 is, rps", *(f"{next(iter(by_policy.values()))[pair].knee_rps:.3g}" for pair in pairs), ""]
     tables = []
     for ratio in RATIOS:
         body = []
@@ -105,6 +107,10 @@ def goodput_table(goodputs: Iterable[Goodput], markdown: bool) -> str:
             spreads = [by_pair[pair].spread_by_ratio[ratio] for pair in pairs]
             cells = [f"{a:.3f}" + (f" ±{b:.3f}" if b else "") for a, b in zip(loads, spreads, strict=True)]
             body.append([policy, *cells, f"{fmean(loads):.3f}"])
-        knees = ["1.0 is, rps", *(f"{next(iter(by_policy.values()))[pair].knee_rps:.3g}" for pair in pairs), ""]
         tables.append(f"Goodput at {ratio:.0%}: load, as a share of the knee\n\n{grid(head, [*body, knees], markdown)}")
+    body = []
+    for policy, by_pair in by_policy.items():
+        shares = [by_pair[pair].own_knee for pair in pairs]
+        body.append([policy, *(f"{share:.2f}" for share in shares), f"{fmean(shares):.2f}"])
+    tables.append(f"{_OWN_KNEE_IS}, as a share of the knee\n\n{grid(head, [*body, knees], markdown)}")
     return "\n\n".join([*tables, *_standing(judged_goodputs(goodputs), "goodput at", markdown)])

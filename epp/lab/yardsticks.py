@@ -105,6 +105,13 @@ def hit_ratio(served: Iterable[Served]) -> float | None:
     return sum(s.cached_tokens for s in answered) / tokens if tokens else None
 
 
+def answered_rps(served: Iterable[Served], from_s: float, to_s: float) -> float:
+    """How many were answered, whenever they came, per second of that time."""
+    return sum(s.status == 200 and s.ended_s is not None and from_s <= s.ended_s < to_s for s in served) / (
+        to_s - from_s
+    )
+
+
 def share(served: Sequence[Served], server: str) -> float | None:
     """Of the requests, those that were sent there."""
     return mean(float(s.server == server) for s in served)

@@ -37,7 +37,7 @@ def seeds(attained: Sequence[float], p50_ms: Sequence[float | None], p99_ms: Seq
 
 def goodput(policy: str, loads: tuple[float, float], pool: str = "h100x4") -> Goodput:
     by_ratio = dict(zip((0.9, 0.99), loads, strict=True))
-    return Goodput("azure-conv", pool, policy, 60.0, by_ratio, {r: (load,) for r, load in by_ratio.items()}, {})
+    return Goodput("azure-conv", pool, policy, 60.0, 45.0, by_ratio, {r: (load,) for r, load in by_ratio.items()}, {})
 
 
 ROWS = [
@@ -110,7 +110,10 @@ def test_on_mixed_hardware_goodput_is_held_to_who_does_not_know_it() -> None:
 
 def test_a_sweep_tallies_all_of_them() -> None:
     swept = [goodput(p, (load, 0.0), MIXED) for p, load in (("ours", 0.8), ("lmetric", 0.7), ("oracle", 0.81))]
-    assert goodput_table(swept, markdown=True).split("\n\n")[-1].splitlines()[2:] == [
+    tables = goodput_table(swept, markdown=True).split("\n\n")
+    assert tables[4].startswith("Each policy's own knee")
+    assert "| ours | 0.75 | 0.75 |" in tables[5].splitlines()
+    assert tables[-1].splitlines()[2:] == [
         "| goodput: best or tied | 2 | 0 |",
         "| goodput: at least 95% of the oracle's | 2 | 0 |",
         "| mixed hardware: 1.3 times the goodput of who does not know it | 1 | 1 |",

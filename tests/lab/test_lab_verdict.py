@@ -1,10 +1,12 @@
 """Verdicts on `ours`, and sweeps that stop early."""
 
 from collections.abc import Generator
+from dataclasses import replace
 
 import pytest
 
 from epp.lab.parallel import Progress, in_turns
+from epp.lab.runs import run_spec
 from epp.lab.spec import RunSpec
 from epp.lab.sweep import MOST_RUNS, highest_load, sweep
 from epp.lab.verdict import verdict
@@ -57,12 +59,14 @@ def test_the_progress_of_a_sweep_steps_with_runs_and_ends_full(monkeypatch) -> N
             seen.append((self._done, self._total))
 
     monkeypatch.setattr("epp.lab.sweep.Progress", Noted)
-    pair, like = ("azure-conv", "h100"), RunSpec("", "", "", 0.0, 1.5)
+    pair, like = ("azure-conv", "h100"), RunSpec("", "", "", 0.0, 3.0)
     (found,) = sweep([pair], ["lmetric"], 2, {pair: 17.0}, like, jobs=1)
     assert [done for done, _ in seen[:-1]] == list(range(1, len(seen)))
-    assert {total for _, total in seen[:-1]} == {2 * MOST_RUNS}
+    assert {total for _, total in seen[:-1]} == {1 + 2 * MOST_RUNS}
     assert seen[-1] == (len(seen) - 1, len(seen) - 1)
-    assert 2 * len(found.attainment_by_load) <= len(seen) - 1 <= 2 * MOST_RUNS
+    assert 1 + 2 * len(found.attainment_by_load) <= len(seen) - 1 <= 1 + 2 * MOST_RUNS
+    at_most = replace(like, workload=pair[0], pool=pair[1], policy="lmetric", rate_rps=1.5 * 17.0, seed=1)
+    assert 0.0 < found.own_knee_rps == run_spec(at_most).figures["throughput_rps"]
 
 
 def test_whoever_asks_goes_on_once_it_is_answered_and_the_order_stays() -> None:

@@ -30,6 +30,7 @@ from epp.lab.world import run
 from epp.lab.yardsticks import (
     FEWEST_PREDICTIONS,
     actual_ms,
+    answered_rps,
     attainment,
     between,
     coverage,
@@ -159,6 +160,12 @@ def test_yardsticks_count_failures_and_say_nothing_of_nothing() -> None:
     assert coverage([good], Target.TTFT, 0.9) is None
     assert relative_errors([good], Target.TTFT) == []
     assert [percentile(range(1, 101), q) for q in (0.5, 0.99, 1.0)] == [50, 99, 100]
+
+
+def test_throughput_counts_answers_when_they_end() -> None:
+    ends_s = (0.9, 1.0, 1.5, 2.9, 3.0, None)
+    served = [Served(number, 0.1, ended_s=end_s, status=200) for number, end_s in enumerate(ends_s)]
+    assert answered_rps([*served, Served(9, 0.1, ended_s=2.0, status=503)], 1.0, 3.0) == 1.5
 
 
 def predicted(source: Source, error_ratio: float, number: int) -> Served:
