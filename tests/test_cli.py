@@ -374,6 +374,23 @@ def test_with_nobody_left_to_read_it_ends_in_silence(arguments: list[str], unbuf
     assert ended.stderr == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here, which is a full disk")
+@pytest.mark.parametrize("arguments", [["lab", "list"], ["lab", "--help"]], ids=["listing", "help"])
+def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "epp.cli", *arguments]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=25)
+    assert (ended.returncode, ended.stderr) == (2, "standard output cannot be written: No space left on device\n")
+
+
+def test_what_the_encoding_has_no_letter_for_is_printed_as_its_code() -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "epp.cli", "lab", "list"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=25)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "\\xb7" in ended.stdout
+
+
 def test_a_pipe_that_breaks_elsewhere_is_no_silent_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: object) -> None:
         raise BrokenPipeError("of a connection")

@@ -1,6 +1,7 @@
 """The `epp` command. It reads flags, calls one function, and turns a `Problem` into one clear line and exit code 2."""
 
 import argparse
+import io
 import os
 import select
 import sys
@@ -39,16 +40,22 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `epp` with these arguments (`None`: the process's own). Returns the exit code."""
+    _print_whatever_comes()
     try:
         try:
             return _run(argv)
         finally:
             print(end="", flush=True)  # so that it is known here whether somebody reads it
-    except BrokenPipeError:
-        if not _reader_is_gone():
+    except OSError as error:
+        gone = isinstance(error, BrokenPipeError) and _reader_is_gone()
+        lost = None if gone else _lost_output()
+        if not gone and lost is None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
-        return EXIT_NO_READER
+        if gone:
+            return EXIT_NO_READER
+        print(f"standard output cannot be written: {lost}", file=sys.stderr)
+        return EXIT_PROBLEM
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -65,12 +72,27 @@ def _run(argv: Sequence[str] | None) -> int:
         return 130
 
 
+def _print_whatever_comes() -> None:
+    """What an encoding has no letter for, in words of ours or in a file's name, is printed as its code."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _lost_output() -> str | None:
+    """Why what we have printed cannot be written, as on a full disk; `None`: it can be."""
+    try:
+        print(end="", flush=True)  # what could not be written is kept, and fails again
+    except OSError as error:
+        return error.strerror
+    return None
+
+
 def _reader_is_gone() -> bool:
     """Whether our output goes nowhere, as with `| head`: a pipe broke, and it was not one of the network's."""
     poll = select.poll()
     try:
         poll.register(sys.stdout, 0)
-    except (OSError, ValueError):
+    except (OSError, TypeError, ValueError):
         return False  # no file behind it
     return bool(poll.poll(0))
 

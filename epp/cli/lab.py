@@ -18,6 +18,7 @@ from epp.cli.lab_flags import (
     report_file,
     scene_of,
     seeds,
+    utf8,
     write,
     write_json,
     write_out,
@@ -81,7 +82,7 @@ def _add_run(actions: Any) -> None:
         help="rate as a share of the knee: of what the pool can answer at most (default 0.8)",
     )
     how_many.add_argument("--rate", type=above_zero, metavar="RPS", help="mean arrival rate, instead of --load")
-    run.add_argument("--fault", action="append", default=[], metavar="FAULT", help=_FAULT_HELP)
+    run.add_argument("--fault", type=utf8, action="append", default=[], metavar="FAULT", help=_FAULT_HELP)
     add_outputs(run)
 
 

@@ -21,25 +21,35 @@ def add_scene(parser: Any, several: bool = False) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--workload",
+        type=utf8,
         default="azure-conv",
         metavar="NAME",
         help="see `epp lab list`" + ("; `all`: those of `epp lab table`" if several else "") + " (default %(default)s)",
     )
     what.add_argument(
         "--trace",
-        type=Path,
+        type=utf8,
         metavar="FILE",
         help="a recorded trace instead: Azure's CSV, Mooncake's JSON lines, what `epp serve "
         "--record-trace` writes, or a saved /debug/state",
     )
     parser.add_argument(
-        "--pool", default="h100x4", metavar="POOL", help="simulated servers, e.g. h100x4+a100x4 (default %(default)s)"
+        "--pool",
+        type=utf8,
+        default="h100x4",
+        metavar="POOL",
+        help="simulated servers, e.g. h100x4+a100x4 (default %(default)s)",
     )
     parser.add_argument(
         "--policies", type=names, metavar="A[,B…]", help="see `epp lab list`; `all` for all (default: a selection)"
     )
     parser.add_argument(
-        "--config", action="append", default=[], metavar="FILE", help="an EndpointPickerConfig as one more policy"
+        "--config",
+        type=utf8,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an EndpointPickerConfig as one more policy",
     )
     parser.add_argument(
         "--duration", type=seconds, metavar="T", help="how long requests arrive (default: the workload's own)"
@@ -79,7 +89,7 @@ def scene_of(arguments: argparse.Namespace) -> tuple[str, str]:
     from epp.lab.pools import parse_pool
     from epp.lab.runs import workload_of
 
-    workload = arguments.workload if arguments.trace is None else str(arguments.trace)
+    workload = arguments.workload if arguments.trace is None else str(Path(arguments.trace))
     workload_of(workload)
     parse_pool(arguments.pool)
     return workload, arguments.pool
@@ -180,8 +190,17 @@ _MOST_SEEDS = 1_000
 _MOST_SIGMA = 1.0  # where one step in twenty takes more than five times as long as the median
 
 
+def utf8(text: str) -> str:
+    """What results will name, and they are written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8") from None
+    return text
+
+
 def names(text: str) -> tuple[str, ...]:
-    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    found = tuple(name.strip() for name in utf8(text).split(",") if name.strip())
     if not found:
         raise argparse.ArgumentTypeError("names nothing")
     return found
@@ -197,11 +216,14 @@ def seeds(text: str) -> int:
 def new_file(text: str) -> Path:
     """A file to write once the work is done; that it cannot be is said before."""
     path = Path(text)
-    if path.is_dir():
-        raise Problem(f"{path}: cannot be written: it is a directory")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "permission denied" if path.parent.is_dir() else f"there is no directory {path.parent}"
-        raise Problem(f"{path}: cannot be written: {why}")
+    try:
+        if path.is_dir():
+            raise Problem(f"{path}: cannot be written: it is a directory")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            why = "permission denied" if path.parent.is_dir() else f"there is no directory {path.parent}"
+            raise Problem(f"{path}: cannot be written: {why}")
+    except OSError as error:
+        raise Problem(f"{path}: cannot be written: {error.strerror}") from error
     return path
 
 

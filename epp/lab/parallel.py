@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -32,8 +33,8 @@ class Progress:
         self, total: int, what: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._total, self._what = total, what
-        self._stream = stream or sys.stderr
-        self._shown = self._stream.isatty()
+        self._stream: TextIO | None = stream or sys.stderr  # there may be none
+        self._shown = self._stream is not None and self._stream.isatty()
         self._done = 0
         self._clock = clock
         self._started_s = self._drawn_s = clock()
@@ -44,8 +45,7 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         if self._shown:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+            self._write("\r\x1b[K")
 
     def step(self) -> None:
         self._done += 1
@@ -65,13 +65,20 @@ class Progress:
         self._drawn_s = self._clock()
         filled = _WIDTH * self._done // max(self._total, 1)
         bar = "█" * filled + "·" * (_WIDTH - filled)
-        self._stream.write(f"\r\x1b[K{bar} {self._count()}")
-        self._stream.flush()
+        self._write(f"\r\x1b[K{bar} {self._count()}")
 
     def _say(self) -> None:
         self._drawn_s = self._clock()
-        self._stream.write(f"{self._count()}\n")
-        self._stream.flush()
+        self._write(f"{self._count()}\n")
+
+    def _write(self, text: str) -> None:
+        """Where that cannot be, nothing is shown any more: the work is worth more than its progress."""
+        try:
+            if self._stream is not None:
+                self._stream.write(text)
+                self._stream.flush()
+        except OSError:
+            self._stream, self._shown = None, False
 
     def _count(self) -> str:
         passed_s = self._drawn_s - self._started_s
@@ -125,7 +132,7 @@ def in_turns(work: Callable[[T], R], asking: Sequence[Generator[T, R, V]], jobs:
             todo += ask(number, result)
         return [returned[number] for number in range(len(asking))]
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(min(jobs, len(todo)), initializer=_leave_interrupts_to_the_parent) as pool:
+    with ProcessPoolExecutor(min(jobs, len(todo)), initializer=_leave_signals_to_the_parent) as pool:
         waiting: dict[Future[R], int] = {pool.submit(work, task): number for number, task in todo}
         try:
             while waiting:
@@ -143,8 +150,17 @@ def in_turns(work: Callable[[T], R], asking: Sequence[Generator[T, R, V]], jobs:
     return [returned[number] for number in range(len(asking))]
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _leave_signals_to_the_parent() -> None:
     """A terminal sends Ctrl-C to all processes of a command. The parent ends its children by SIGTERM, which does so
-    whatever handler the parent had when they were forked."""
+    whatever handler the parent had when they were forked; one that dies itself takes them along."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    """Of a parent that is killed nobody hears otherwise: its children would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

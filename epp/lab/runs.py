@@ -36,9 +36,12 @@ def policy_of(name: str) -> Policy:
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise Problem(f"no policy is called {name!r}; there are {', '.join((*POLICIES, oracle.NAME))}")
     try:
-        return Policy(path.stem, f"the configuration in {path}", path.read_text(), knows_hardware=None)
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise Problem(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise Problem(f"{path}: no configuration: {error}") from error
+    return Policy(path.stem, f"the configuration in {path}", text, knows_hardware=None)
 
 
 def workload_of(name: str) -> Workload:
@@ -79,7 +82,7 @@ def run_spec(spec: RunSpec, knee: float | None = None) -> Result:
         else:
             labs = [run(_experiment(spec, targets, policy_of(spec.policy), only_what_a_picker_has))]
     except ConfigError as error:
-        raise Problem(f"policy {spec.policy}: {error}") from error
+        raise Problem(str(error)) from error  # which processes can hand over
     results = [result_of(spec, targets, knee, lab) for lab in labs]
     result = max(results, key=lambda r: (r.figures["attainment"] or 0.0, -(r.figures["ttft_mean_ms"] or 0.0)))
     if not result.figures["requests"]:
@@ -117,6 +120,7 @@ def _experiment(spec: RunSpec, targets: Targets, policy: Policy, services_of: Se
         services_of=services_of,
         quantiles=(spec.quantile,),
         metrics_interval_ms=spec.metrics_interval_ms,
+        config_name=spec.policy,
     )
     if not experiment.schedule:
         raise Problem(f"{spec.workload}: nothing arrives within {spec.duration_s:g} s at {spec.rate_rps:g} rps")

@@ -4,6 +4,9 @@ import io
 import json
 import random
 import re
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -156,9 +159,11 @@ def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
         (["--fault", "add@1s+5s"], "write add@1s"),
         (["--json", "/nowhere/x.json"], "there is no directory /nowhere"),
         (["--report", "/"], "it is a directory"),
+        (["--json", "long" * 100], "File name too long"),
+        (["--config", "\udcff.yaml"], "'\\udcff.yaml' is not UTF-8"),
         (["--rate", "3", "--load", "0.5"], "--load: not allowed with argument --rate"),
     ],
-    ids=lambda value: value[1].strip("/") if isinstance(value, list) else "",
+    ids=lambda value: ascii(value[1].strip("/")[:40])[1:-1] if isinstance(value, list) else "",
 )
 def test_what_is_wrong_is_said_in_a_line(flags: list[str], says: str, capsys) -> None:
     assert main(["lab", "run", *flags]) == 2
@@ -182,7 +187,14 @@ def test_a_configuration_that_does_not_load_names_the_policy(tmp_path, capsys) -
     config.write_text(POLICIES["ours"].config_text.replace("latency-cost-scorer", "latency-cost-scorre"))
     flags = ["--policies", str(config), "--pool", "h100", "--rate", "5", "--duration", "2s", "--jobs", "1"]
     assert main(["lab", "run", *flags]) == 2
-    assert "bad.yaml" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"{config}:")  # and the line
+
+
+def test_a_configuration_that_is_no_text_is_said_in_a_line(tmp_path, capsys) -> None:
+    config = tmp_path / "bytes.yaml"
+    config.write_bytes(b"\xb8\xff")
+    assert main(["lab", "run", "--config", str(config)]) == 2
+    assert f"{config}: no configuration: 'utf-8'" in capsys.readouterr().err
 
 
 def test_a_trace_too_short_for_a_knee_asks_for_a_rate(tmp_path, capsys) -> None:
@@ -380,6 +392,37 @@ def test_what_still_runs_elsewhere_is_not_waited_for_when_one_raises() -> None:
     """Nor with Ctrl-C, which is raised in the same place."""
     with Progress(4, "runs") as progress, pytest.raises(ValueError, match="non-negative"):
         map_in_order(time.sleep, [3600.0, -1.0, 3600.0, 3600.0], 2, progress)
+
+
+def test_processes_end_with_the_one_that_began_them() -> None:
+    """Killed as by a job's scheduler, in the middle. They hold its output, which has no end before theirs."""
+    asleep = "import sys; from time import sleep; sys.stdout.write('at work'); sys.stdout.flush(); sleep(300)"
+    program = (
+        "from epp.lab.parallel import Progress, map_in_order\n"
+        f"with Progress(2, 'runs') as progress: map_in_order(exec, [{asleep!r}] * 2, 2, progress)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    with parent.stdout as out:
+        assert out.read(len("at work" * 2)) == b"at work" * 2
+        parent.kill()
+        assert out.read() == b""
+    assert parent.wait() == -signal.SIGKILL
+
+
+def test_work_goes_on_where_nobody_can_see_how_far_it_is(monkeypatch) -> None:
+    class Gone(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with Progress(2, "runs", Gone()) as progress:
+        assert map_in_order(abs, [-3, 1], 1, progress) == [3, 1]
+    monkeypatch.setattr(sys, "stderr", None)  # as of a process that was begun with 2>&-
+    with Progress(2, "runs", clock=iter(range(0, 10_000, 60)).__next__) as progress:
+        assert map_in_order(abs, [-3, 1], 1, progress) == [3, 1]
 
 
 def test_work_in_processes_keeps_its_order_and_raises_what_it_raised() -> None:
