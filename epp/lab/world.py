@@ -39,13 +39,13 @@ from epp.lab.experiment import (
     Served,
     Slows,
 )
+from epp.lab.metrics_pages import MetricsPages
 from epp.lab.prompts import BlockHashes, text_of, tokens_of
 from epp.lab.servers import Live, Server
 from epp.lab.stand_ins import Failures, NoObserver, Witness
 from epp.latency.training import TrainedModel, train
 from epp.latency.types import Target
 from epp.ledger import Ledger
-from epp.pool.snapshot import EndpointSignals, Snapshot
 from epp.pool.store import PoolStore
 from epp.scheduling.plugin import Services
 from epp.scheduling.registry import Registry
@@ -57,8 +57,6 @@ LOOK_FOR_TRAINING_S = 1.0
 ERROR_AFTER_S = 0.002
 _STREAM = {"content-type": "text/event-stream"}
 _JSON = {"content-type": "application/json"}
-_Page = tuple[Server, float, int, int, float]
-"""Whose, when it was read, and what it said: running, waiting, share of the KV cache in use."""
 _ADMITTED = {Admission.ACCEPTED: 200, Admission.QUEUE_FULL: 503, Admission.TOO_LONG: 400}
 
 
@@ -87,7 +85,7 @@ class World:
         self.block_hashes = BlockHashes()
         self._rng = random.Random(experiment.seed)
         self._store = PoolStore()
-        self._pages: dict[str, _Page] = {}  # metrics pages that were read and not told of yet, by endpoint id
+        self._pages = MetricsPages(self._store)
         self._predictor = Witness(experiment.predictor, experiment.quantiles)
         self._failures = Failures()
         ledger = Ledger()
@@ -101,7 +99,7 @@ class World:
             build_pipeline(config, self._failures),
             Parsers([parser.plugin_type for parser in config.parsers]),
             ledger,
-            self._snapshot,
+            self._pages.snapshot,
             NoObserver(),
             clock=lambda: self.now_s,
             rng=random.Random(self._rng.getrandbits(64)),
@@ -304,7 +302,7 @@ class World:
                 self._break_off(server)
                 server.alive = False
             case Restarts():
-                self._tell_of_pages()
+                self._pages.tell()
                 self._break_off(server)
                 server.restart(self._new_rng())
                 self._replace_pool()
@@ -313,33 +311,13 @@ class World:
                 self._replace_pool()
 
     def _replace_pool(self) -> None:
-        self._tell_of_pages()  # before somebody leaves, or comes back under the same name
+        self._pages.tell()
         self._store.replace(server.endpoint for server in self.servers.values() if server.present)
 
     def _scrape(self, server: Server, interval_s: float) -> None:
         if server.alive and server.present:
-            self._pages[server.endpoint.id] = (server, self.now_s, *server.engine.gauges())
+            self._pages.read(server, self.now_s)
         self._at(self.now_s + interval_s, lambda: self._scrape(server, interval_s))
-
-    def _snapshot(self) -> Snapshot:
-        if self._pages:
-            self._tell_of_pages()
-        return self._store.snapshot()
-
-    def _tell_of_pages(self) -> None:
-        """Tell the picker what was read. Of many readings between two looks at the pool only the last ones count."""
-        for endpoint_id, (server, at_s, running, waiting, kv_usage_ratio) in self._pages.items():
-            signals = EndpointSignals(
-                waiting_requests=float(waiting),
-                running_requests=float(running),
-                kv_cache_usage_ratio=kv_usage_ratio,
-                kv_block_size_tokens=server.spec.engine.block_tokens,
-                kv_blocks=server.spec.engine.kv_blocks,
-                scraped_at_s=at_s,
-                restarts=server.restarts,
-            )
-            self._store.update_signals(endpoint_id, signals)
-        self._pages.clear()
 
     # --- training ---------------------------------------------------------------------------------------------------
 
