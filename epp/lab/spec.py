@@ -13,6 +13,7 @@ from epp.units import parse_duration_s
 DEFAULT_METRICS_INTERVAL_MS = (50.0, 100.0)
 _FAULT = re.compile(r"(kill|restart|fail|add|slow([0-9.]+)x)@([^+]+)(?:\+(.+))?")
 _OUTAGE_S = 15.0
+_MOST_TIMES = 1_000.0  # slower: a run ends with its last request, which would take hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,8 @@ def parse_fault(text: str, servers: Sequence[LabServer]) -> tuple[Change, ...]:
     if kind == "add" and lasting is not None:
         raise Problem(f"fault {text!r}: a server that joins stays; write add@{at}")
     times = _times(factor) if factor else 1.0
-    if not times > 0:
-        raise Problem(f"fault {text!r}: {factor!r} is not a number above 0; write for example slow2x@20s")
+    if not 0.0 < times <= _MOST_TIMES:
+        raise Problem(f"fault {text!r}: {factor!r} is not a number above 0, to {_MOST_TIMES:,.0f}; write slow2x@20s")
     name = servers[0].name
     until_s = at_s + lasts_s
     if kind == "kill":

@@ -156,6 +156,7 @@ def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
         (["--fault", "fail@1s+-2s"], "a time is below 0"),
         (["--fault", "slow0x@1s"], "'0' is not a number above 0"),
         (["--fault", "slow1.2.3x@1s"], "'1.2.3' is not a number above 0"),
+        (["--fault", f"slow{'9' * 400}x@1s"], "is not a number above 0, to 1,000"),
         (["--fault", "add@1s+5s"], "write add@1s"),
         (["--json", "/nowhere/x.json"], "there is no directory /nowhere"),
         (["--report", "/"], "it is a directory"),
