@@ -131,6 +131,7 @@ class Experiment:
         quantiles: of which bounds are noted with each prediction. The decision does not see them.
         training_delay_s: from a training job to its model being served.
         metrics_interval_ms: bounds; each server draws its own. `None`: no metrics page is ever read.
+        config_name: of the configuration, for what is wrong in it.
     """
 
     config_text: str
@@ -144,6 +145,7 @@ class Experiment:
     quantiles: Sequence[float] = ()
     training_delay_s: float = 1.0
     metrics_interval_ms: tuple[float, float] | None = (50.0, 100.0)
+    config_name: str = "configuration"
 
 
 @dataclass(frozen=True, slots=True)

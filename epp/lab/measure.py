@@ -38,6 +38,8 @@ def measure(
     url: str, model: str, repeats: int, seed: int, ladder: Sequence[tuple[int, int]] = LADDER
 ) -> list[Measurement]:
     """Climb the ladder `repeats` times, after one request to warm up. Raises `Problem`."""
+    if not url.startswith(("http://", "https://")):
+        raise Problem(f"--url {url}: begins with neither http:// nor https://; write for example http://10.0.0.1:8000")
     return asyncio.run(_measure(url.rstrip("/"), model, repeats, random.Random(seed), ladder))
 
 
@@ -91,7 +93,10 @@ async def _stream(session: aiohttp.ClientSession, url: str, model: str, prompt: 
     usage: dict[str, Any] = {}
     async with session.post(f"{url}/v1/completions", json=body) as response:
         if response.status != 200:
-            raise Problem(f"{url}: answered {response.status} to a request for model {model!r}; see --model")
+            raise Problem(
+                f"{url}: answered {response.status} to a request for model {model!r}; {url}/v1/models says what "
+                "--model may be"
+            )
         async for line in response.content:
             if not line.startswith(b"data: {"):
                 continue

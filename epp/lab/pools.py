@@ -148,7 +148,9 @@ def shape_named(name: str, where: str) -> EngineConfig:
     engine = ENGINES.get(SHORT.get(name, name))
     if engine is None:
         shapes = ", ".join((*SHORT, *(shape for shape in ENGINES if shape not in SHORT.values())))
-        raise Problem(f"{where}: no shape is called {name!r}; there are {shapes}")
+        raise Problem(
+            f"{where}: no shape is called {name!r}; there are {shapes}, and .json files that `epp lab fit` writes"
+        )
     return engine
 
 

@@ -91,7 +91,7 @@ class World:
         ledger = Ledger()
         config = load_config(
             experiment.config_text,
-            filename="lab",
+            filename=experiment.config_name,
             registry=Registry((*_known(Registry.discover()), *experiment.plugins)),
             services=experiment.services_of(Services(ledger=ledger, predictor=self._predictor), self),
         )

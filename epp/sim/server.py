@@ -182,22 +182,49 @@ async def run_sim_server(config: SimConfig) -> None:
         await stop.wait()
 
 
+_DESCRIPTION = """\
+One simulated model server: OpenAI's completions and chat API with streams, and vLLM's /metrics, at the speed of the
+hardware that it plays. What it answers is noise. It prints its address as a line of JSON, and serves until Ctrl-C."""
+
+
 def main() -> int:
     """`python -m epp.sim.server`: exit code 2 when the port cannot be had."""
     engine, sim = EngineConfig(), SimConfig()
-    parser = argparse.ArgumentParser(prog="python -m epp.sim.server", description="One simulated model server.")
-    parser.add_argument("--host", default=sim.host)
+    parser = argparse.ArgumentParser(prog="python -m epp.sim.server", description=_DESCRIPTION)
+    parser.add_argument("--host", default=sim.host, help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=sim.port, help="0 takes a free one (default)")
     parser.add_argument("--name", default=sim.name, help="what the x-sim-server header says")
-    parser.add_argument("--model", default=sim.model)
+    parser.add_argument("--model", default=sim.model, help="what it calls its model (default %(default)s)")
     parser.add_argument("--adapter", action="append", default=[], help="name of a LoRA adapter; may be repeated")
-    parser.add_argument("--hardware", choices=sorted(HARDWARE), default="8b-h100")
-    parser.add_argument("--max-sequences", type=int, default=engine.max_sequences)
-    parser.add_argument("--max-batched-tokens", type=int, default=engine.max_batched_tokens)
-    parser.add_argument("--max-waiting", type=int, default=engine.max_waiting)
-    parser.add_argument("--kv-blocks", type=int, default=engine.kv_blocks)
-    parser.add_argument("--speed", type=float, default=sim.speed, help="simulated seconds in a real one")
-    parser.add_argument("--seed", type=int, default=sim.seed)
+    parser.add_argument(
+        "--hardware",
+        choices=sorted(HARDWARE),
+        default="8b-h100",
+        metavar="SHAPE",
+        help=f"how fast it is: {', '.join(sorted(HARDWARE))} (default %(default)s)",
+    )
+    parser.add_argument(
+        "--max-sequences", type=int, default=engine.max_sequences, help="that run at once (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max-batched-tokens", type=int, default=engine.max_batched_tokens, help="of one step (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max-waiting",
+        type=int,
+        default=engine.max_waiting,
+        help="requests that wait at most; more are refused (default %(default)s)",
+    )
+    parser.add_argument(
+        "--kv-blocks",
+        type=int,
+        default=engine.kv_blocks,
+        help=f"KV cache, in blocks of {engine.block_tokens} tokens (default %(default)s)",
+    )
+    parser.add_argument(
+        "--speed", type=float, default=sim.speed, help="simulated seconds in a real one (default %(default)g)"
+    )
+    parser.add_argument("--seed", type=int, default=sim.seed, help="of its noise and its words (default %(default)s)")
     args = parser.parse_args()
     config = SimConfig(
         name=args.name,

@@ -154,6 +154,10 @@ def test_the_decisions_of_a_picker_are_a_trace(tmp_path) -> None:
     assert rows == read_trace(path).rows
 
 
+_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+_HALF_A_LINE = '{"timestamp": 1, "input_length": 1}\n'
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -170,10 +174,13 @@ def test_the_decisions_of_a_picker_are_a_trace(tmp_path) -> None:
         ("t.jsonl:1", '{"timestamp": 1e400, "input_length": 1, "output_length": 1, "hash_ids": []}\n'),
         ("t.jsonl:1", '{"timestamp": 1, "input_length": 1e300, "output_length": 1, "hash_ids": []}\n'),
         ("t.jsonl:1", "[1]\n"),
+        ("t.csv:2: cannot be read as a trace: the line ends early; a .csv is in", _HEAD + "2023-11-16,3\n"),
+        ("t.jsonl:1: cannot be read as a trace: no 'output_length'; a line is in Mooncake's", _HALF_A_LINE),
     ],
     ids=[
         *("other columns", "no time", "empty", "no json", "fields missing", "no decisions"),
         *("half a line", "below 0", "too long", "no end of a quote", "no time", "endless", "no object"),
+        *("field missing at the end of a CSV", "what a line of JSON is"),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path, name: str, text: str) -> None:
@@ -181,3 +188,12 @@ def test_what_is_no_trace_is_refused(tmp_path, name: str, text: str) -> None:
     path.write_text(text)
     with pytest.raises(Problem, match=name):
         read_trace(path)
+
+
+def test_a_trace_says_at_which_rate_it_was_recorded(tmp_path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(_HEAD + "".join(f"2023-11-16 18:15:{second:02},1,1\n" for second in range(0, 50, 10)))
+    assert read_trace(path).about == f"{path}: 5 requests in 40 s, 0.125 rps as recorded"
+    path.write_text(_HEAD + "2023-11-16 18:15:00,1,1\n")
+    with pytest.raises(Problem, match=r"t\.csv: 1 request, all at one time, so there is no rate to scale"):
+        next(iter(read_trace(path).requests(1.0, random.Random(1))))

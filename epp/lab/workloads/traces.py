@@ -7,12 +7,13 @@ A trace's times are scaled as a whole to the rate that is asked for. It has no s
 import csv
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count, islice
 from pathlib import Path
 from statistics import median_low
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -64,7 +65,7 @@ class Trace:
             return
         lasts_s = self.rows[-1].at_s
         if lasts_s <= 0.0:
-            raise Problem(f"{self.about}: all come at one time, so there is no rate to scale")
+            raise Problem(f"{self.about}, all at one time, so there is no rate to scale")
         scale = len(self.rows) / lasts_s / rate_rps
         for row in self.rows:
             yield LabRequest(row.at_s * scale, row.prompt, row.output_tokens, max_output_tokens=row.max_output_tokens)
@@ -82,23 +83,25 @@ def read_trace(path: Path, most: int | None = None) -> Trace:
     except (KeyError, TypeError, ValueError, ArithmeticError, csv.Error) as error:
         where = path if reader is _decisions else f"{path}:{place.line}"
         what = f"no {error}" if isinstance(error, KeyError) else error
-        raise Problem(
-            f"{where}: no trace ({what}); expected Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens), "
-            "Mooncake's JSON lines (timestamp, input_length, output_length, hash_ids) or a picker's /debug/state"
-        ) from error
+        raise Problem(f"{where}: cannot be read as a trace: {what}; {_FORMS[reader]}") from error
     if not rows:
         raise Problem(f"{path}: no requests in it")
     rows.sort(key=lambda row: row.at_s)
     start_s = rows[0].at_s
     return Trace(
         path.stem,
-        f"{len(rows)} requests of {path}",
+        f"{path}: {_as_recorded(len(rows), rows[-1].at_s - start_s)}",
         tuple(r._replace(at_s=r.at_s - start_s) for r in rows),
         targets=Targets(
             _middle([r.ttft_target_ms for r in rows], DEFAULT_TARGETS.ttft_ms),
             _middle([r.tpot_target_ms for r in rows], DEFAULT_TARGETS.tpot_ms),
         ),
     )
+
+
+def _as_recorded(requests: int, lasts_s: float) -> str:
+    count = f"{requests:,} request{'s' if requests > 1 else ''}"
+    return count + (f" in {lasts_s:,.4g} s, {requests / lasts_s:.3g} rps as recorded" if lasts_s > 0.0 else "")
 
 
 def _middle(targets_ms: Iterable[float | None], otherwise_ms: float) -> float:
@@ -135,9 +138,11 @@ def _azure(lines: Iterable[str]) -> Iterator[TraceRow]:
     """Nothing is known to be shared."""
     for number, line in enumerate(csv.DictReader(lines)):
         # Seven digits of a second's fraction are one more than Python reads.
-        at_s = datetime.fromisoformat(line["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp()
-        prompt = (Segment(number, _tokens(line["ContextTokens"])),)
-        yield TraceRow(at_s, prompt, _tokens(line["GeneratedTokens"]))
+        when, context, generated = line["TIMESTAMP"], line["ContextTokens"], line["GeneratedTokens"]
+        if when is None or context is None or generated is None:
+            raise ValueError("the line ends early")
+        at_s = datetime.fromisoformat(when[:26]).replace(tzinfo=UTC).timestamp()
+        yield TraceRow(at_s, (Segment(number, _tokens(context)),), _tokens(generated))
 
 
 def _json_lines(lines: Iterable[str]) -> Iterator[TraceRow]:
@@ -195,3 +200,14 @@ def _target(value: Any) -> float | None:
     if target_ms <= 0.0:
         raise ValueError(f"{value} ms is no target")
     return target_ms
+
+
+_FORMS: Mapping[Callable[[Iterable[str]], Iterator[TraceRow]], str] = MappingProxyType(
+    {
+        _azure: "a .csv is in Azure's form: columns TIMESTAMP (2023-11-16 18:15:46.68), ContextTokens, GeneratedTokens",
+        _json_lines: "a line is in Mooncake's form: an object with timestamp (ms), input_length and output_length "
+        "(tokens), perhaps hash_ids",
+        _decisions: "a .json is a saved /debug/state of a picker; JSON lines are called .jsonl",
+    }
+)
+"""What is expected of a file, by who reads it."""
