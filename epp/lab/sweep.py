@@ -139,12 +139,16 @@ class _Measured:
 
     def _lacking(self, step: int) -> _Lacking:
         """The next seed there."""
-        return _Lacking(step, self.spec_at(step, len(self.by_step.get(step, [])) + 1))
+        return _Lacking(step, self._spec_at(step, len(self.by_step.get(step, [])) + 1, self._task.scale))
 
-    def spec_at(self, step: int, seed: int) -> RunSpec:
-        task, rate_rps = self._task, step * GRID * self._task.knee_rps
-        duration_s = task.like.duration_s or run_s_at(self._workload, rate_rps, task.scale)
-        return replace(task.like, rate_rps=rate_rps, duration_s=duration_s, seed=seed)
+    def overload(self) -> RunSpec:
+        """Of the first seed, and as long as what the pool's knee is measured by: in less, queues hardly stand."""
+        return self._spec_at(MOST_STEPS, 1, 1.0)
+
+    def _spec_at(self, step: int, seed: int, scale: float) -> RunSpec:
+        like, rate_rps = self._task.like, step * GRID * self._task.knee_rps
+        duration_s = like.duration_s or run_s_at(self._workload, rate_rps, scale)
+        return replace(like, rate_rps=rate_rps, duration_s=duration_s, seed=seed)
 
     def load_of_seed(self, number: int, ratio: float) -> float:
         """As `highest_load` among the steps that were measured with this seed."""
@@ -158,7 +162,7 @@ class _Measured:
 
 def _sweep_one(task: _Task, progress: Progress) -> Generator[RunSpec, _Ran, Goodput]:
     measured, runs = _Measured(task), 0
-    overloaded = yield measured.spec_at(MOST_STEPS, 1)  # the dearest first: who asks for too much is told so at once
+    overloaded = yield measured.overload()  # the dearest first: who asks for too much is told so at once
     while True:
         try:
             loads = {ratio: highest_load(measured.at, ratio, measured.keeps) for ratio in RATIOS}
