@@ -15,6 +15,7 @@ from epp.cli.lab_flags import (
     names,
     new_file,
     policies_of,
+    print_trace,
     report_file,
     scene_of,
     seeds,
@@ -35,6 +36,8 @@ examples:
   epp lab run --workload azure-conv --pool h100x4 --load 0.8
   epp lab run --workload b2b-saas --pool h100x2+a100x2 --policies ours,lmetric,oracle --load 0.8,1.0 --seeds 3
   epp lab run --trace AzureLLMInferenceTrace_conv.csv --pool h100x4 --load 0.8 --config mine.yaml --report out.html
+  epp lab run --trace trace.jsonl --rate 12 --pool mine.jsonx3 --policies ours --config mine.yaml
+                                    traffic that `epp serve --record-trace` recorded, at its own rate
   epp lab run --workload azure-conv --pool h100x4 --load 0.6 --fault slow2x@20s --metrics-interval 5s
   epp lab sweep --workload azure-conv --pool h100x4     how much each policy can carry within the targets
   epp lab faults --policies ours,lmetric                while servers die, slow, restart and join
@@ -44,6 +47,18 @@ examples:
   epp lab list                      workloads, policies, shapes of servers
 
 docs/lab.md says how it works and how far to trust it.
+"""
+
+
+_COLUMNS = """\
+columns, times in ms, of requests that come after the first quarter of a run:
+  attained     requests that kept both targets
+  hits         tokens of prompts that were in a server's prefix cache
+  imbalance    variation of the time that servers computed, from 0 (all alike)
+  regret       what the oracle attains more; below 0: less, as where most is lost
+  shares       the least and the most of the requests that one server had
+  predictions  of policies that predict: mean relative error, pinball loss in ms, how many actual values the bounds
+               cover, and after how many requests the trees are better than the closed-form law
 """
 
 
@@ -69,7 +84,7 @@ def _add_run(actions: Any) -> None:
         "run",
         help="run policies at one or several loads, and print a table",
         description="Run policies at one or several loads, and print a table. Same flags, same figures.",
-        epilog=_EPILOG,
+        epilog=f"{_COLUMNS}\n{_EPILOG}",
     )
     run.set_defaults(run=_run)
     add_scene(run)
@@ -95,6 +110,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from epp.lab.comparison import compare, knees_of, specs_of
 
     pair = scene_of(arguments)
+    print_trace(arguments)
     if arguments.rate is None:
         knees = knees_of([pair], jobs_of(arguments))
         wanted = arguments.load
@@ -111,14 +127,19 @@ def _add_sweep(actions: Any) -> None:
         "sweep",
         help="find each policy's goodput, the highest rate at which requests keep their targets, and its own knee",
         description="Find each policy's goodput: the highest rate at which 90 % and 99 % of the requests keep both\n"
-        "targets, by halving, as a share of the knee. And its own knee: what it answers when more comes than it can do.",
+        "targets, by halving, as a share of the knee. And its own knee: what it answers when more comes than it can\n"
+        "do.",
     )
     sweep.set_defaults(run=_sweep)
     add_scene(sweep, several=True)
-    sweep.add_argument("--scale", type=above_zero, default=1.0, metavar="X", help="length of runs, times the usual one")
+    sweep.add_argument("--scale", type=above_zero, default=1.0, metavar="X", help=_SCALE_HELP)
     sweep.add_argument("--json", type=new_file, metavar="FILE", help="also write what was measured there")
     sweep.add_argument("--report", type=report_file, metavar="FILE", help="also write one HTML page with plots")
     sweep.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+
+
+_SCALE_HELP = """\
+length of runs, times the usual one (default 1); in short runs queues have no time to grow, so goodputs are too high"""
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
@@ -129,6 +150,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     if arguments.workload == "all" and arguments.pool != POOL:
         raise Problem(f"--pool {arguments.pool}: --workload all is on the pools of `epp lab table`; name one workload")
     pairs = list(PAIRS) if arguments.workload == "all" else [scene_of(arguments)]
+    print_trace(arguments)
     jobs = jobs_of(arguments)
     knees = knees_of(pairs, jobs)
     goodputs = sweep(pairs, policies_of(arguments), arguments.seeds, knees, like_of(arguments), jobs, arguments.scale)
@@ -178,6 +200,8 @@ def _table(arguments: argparse.Namespace) -> int:
     for name in arguments.workloads or ():
         workload_of(name)
     pairs = [pair for pair in table.PAIRS if arguments.workloads is None or pair[0] in arguments.workloads]
+    if strange := set(arguments.workloads or ()) - {workload for workload, _ in pairs}:
+        raise Problem(f"--workloads {sorted(strange)[0]}: a trace is for `epp lab run --trace`, not for the table")
     jobs = jobs_of(arguments)
     knees = knees_of(pairs, jobs)
     specs = specs_of(
@@ -214,6 +238,7 @@ def _faults(arguments: argparse.Namespace) -> int:
     from epp.lab.faults import faults_table, run_scenes
 
     pair, jobs = scene_of(arguments), jobs_of(arguments)
+    print_trace(arguments)
     knees = knees_of([pair], jobs)
     policies = policies_of(arguments)
     found = run_scenes(specs_of([pair], policies, [arguments.load], arguments.seeds, knees, like_of(arguments)), jobs)

@@ -41,7 +41,10 @@ def add_scene(parser: Any, several: bool = False) -> None:
         help="simulated servers, e.g. h100x4+a100x4 (default %(default)s)",
     )
     parser.add_argument(
-        "--policies", type=names, metavar="A[,B…]", help="see `epp lab list`; `all` for all (default: a selection)"
+        "--policies",
+        type=names,
+        metavar="A[,B…]",
+        help="see `epp lab list`; `all` for all (default: ours, five usual ones, oracle)",
     )
     parser.add_argument(
         "--config",
@@ -49,14 +52,24 @@ def add_scene(parser: Any, several: bool = False) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="an EndpointPickerConfig as one more policy",
+        help="an EndpointPickerConfig as one more policy; may be given again; what it says of discovery is not used",
     )
     parser.add_argument(
-        "--duration", type=seconds, metavar="T", help="how long requests arrive (default: the workload's own)"
+        "--duration",
+        type=seconds,
+        metavar="T",
+        help="how long requests arrive (default: the workload's own; of a trace 2m, or all of it)",
     )
     parser.add_argument("--seeds", type=seeds, default=1, metavar="N", help="runs of each, 1 to N (default 1)")
-    parser.add_argument("--slo-ttft-ms", type=above_zero, metavar="MS", help="target, else the workload's own")
-    parser.add_argument("--slo-tpot-ms", type=above_zero, metavar="MS", help="target, else the workload's own")
+    parser.add_argument(
+        "--slo-ttft-ms",
+        type=above_zero,
+        metavar="MS",
+        help="target of the time to the first token, else the workload's own",
+    )
+    parser.add_argument(
+        "--slo-tpot-ms", type=above_zero, metavar="MS", help="target per output token after it, else the workload's own"
+    )
     parser.add_argument(
         "--streamed", type=ratio, default=1.0, metavar="RATIO", help="share of answers that stream (default 1)"
     )
@@ -93,6 +106,14 @@ def scene_of(arguments: argparse.Namespace) -> tuple[str, str]:
     workload_of(workload)
     parse_pool(arguments.pool)
     return workload, arguments.pool
+
+
+def print_trace(arguments: argparse.Namespace) -> None:
+    """How much of a recorded trace there is, and at which rate it came."""
+    from epp.lab.runs import workload_of
+
+    if arguments.trace is not None:
+        print(f"{workload_of(scene_of(arguments)[0]).about}\n", flush=True)
 
 
 def policies_of(arguments: argparse.Namespace) -> list[str]:
@@ -200,7 +221,8 @@ def utf8(text: str) -> str:
 
 
 def names(text: str) -> tuple[str, ...]:
-    found = tuple(name.strip() for name in utf8(text).split(",") if name.strip())
+    """Each once."""
+    found = tuple(dict.fromkeys(name.strip() for name in utf8(text).split(",") if name.strip()))
     if not found:
         raise argparse.ArgumentTypeError("names nothing")
     return found
@@ -255,7 +277,8 @@ def sigma(text: str) -> float:
 
 
 def loads(text: str) -> tuple[float, ...]:
-    return tuple(above_zero(part) for part in text.split(","))
+    """Each once: what is run again would count as a further seed."""
+    return tuple(dict.fromkeys(above_zero(part) for part in text.split(",")))
 
 
 def seconds(text: str) -> float:

@@ -16,7 +16,7 @@ from epp.lab.result import Result
 from epp.lab.runs import run_spec
 from epp.lab.shares import share_cells
 from epp.lab.spec import RunSpec
-from epp.lab.text_report import grid, shown
+from epp.lab.text_report import grid, shown, title
 
 FAULT_AT_RATIO, FAULT_LASTS_RATIO = 0.4, 0.2
 _BACK_RATIO = 0.05  # so much below what it is with nothing wrong counts as recovered
@@ -123,7 +123,14 @@ def faults_table(found: Sequence[tuple[Scene, Sequence[Row]]], markdown: bool) -
             cells = [shown(row.figures[figure], how) for figure, how in _FIGURES]
             body.append([scene.name, row.policy, cells[0], back, *cells[1:], f"{share:.0%}"])
     shares = share_cells({scene.name: rows for scene, rows in found})
-    tables = [grid(head, body, markdown), *([] if shares is None else [grid(*shares, markdown)])]
+    calm_row = found[0][1][0]
+    duration_s = calm_row.results[0].spec.duration_s
+    when = f"faults begin at {FAULT_AT_RATIO * duration_s:.3g} s and last {FAULT_LASTS_RATIO * duration_s:.3g} s"
+    tables = [
+        f"{title(calm_row)}; {when}; times in ms",
+        grid(head, body, markdown),
+        *([] if shares is None else [grid(*shares, markdown)]),
+    ]
     return "\n\n".join(tables)
 
 

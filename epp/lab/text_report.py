@@ -137,7 +137,7 @@ def title(row: Row) -> str:
     rate = f"{spec.rate_rps:.3g} rps" + (f", {row.load:.2g} of the knee" if result.knee_rps else "")
     seeds = f", {len(row.results)} seeds" if len(row.results) > 1 else ""
     return (
-        f"{row.workload} on {row.pool} at {rate}, {spec.duration_s:g} s{seeds}; "
+        f"{row.workload} on {row.pool} at {rate}, {round(spec.duration_s, 2):g} s{seeds}; "
         f"targets: TTFT {targets.ttft_ms:g} ms, TPOT {targets.tpot_ms:g} ms"
     )
 

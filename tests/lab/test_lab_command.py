@@ -127,7 +127,8 @@ def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
     trace.write_text("\n".join(map(json.dumps, rows)))
     flags = ["--trace", str(trace), "--pool", "h100x2", "--policies", "least-requests", "--config", str(config)]
     assert main(["lab", "run", *flags, "--rate", "25", "--duration", "8s", "--jobs", "1"]) == 0
-    *_, theirs, mine = capsys.readouterr().out.rstrip().splitlines()
+    says, *_, theirs, mine = capsys.readouterr().out.rstrip().splitlines()
+    assert says == f"{trace}: 200 requests in 7.96 s, 25.1 rps as recorded"
     assert mine.startswith(str(config))
     assert theirs.split()[1:] == mine.split()[1:]  # the same configuration, so the same figures
     assert "64.0%" in mine  # 512 of 800 tokens are the same in all prompts
@@ -174,6 +175,26 @@ def test_what_is_wrong_is_said_in_a_line(flags: list[str], says: str, capsys) ->
 def test_a_sweep_of_all_workloads_has_its_own_pools(capsys) -> None:
     assert main(["lab", "sweep", "--workload", "all", "--pool", "h100x8"]) == 2
     assert "--pool h100x8: --workload all is on the pools of `epp lab table`" in capsys.readouterr().err
+
+
+def test_a_table_is_of_the_workloads_alone(tmp_path, capsys) -> None:
+    trace = tmp_path / "mine.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,1\n")
+    assert main(["lab", "table", "--quick", "--workloads", f"azure-conv,{trace}"]) == 2
+    assert f"{trace}: a trace is for `epp lab run --trace`" in capsys.readouterr().err
+
+
+def test_a_server_to_fit_is_named_by_its_url(capsys) -> None:
+    assert main(["lab", "fit", "--url", "127.0.0.1:8000", "--model", "m"]) == 2
+    assert "--url 127.0.0.1:8000: begins with neither http:// nor https://" in capsys.readouterr().err
+
+
+def test_what_is_named_twice_is_run_once(capsys) -> None:
+    """Twice the same run would count as two seeds that agree."""
+    flags = ["--pool", "h100x1", "--duration", "1s", "--policies", "lmetric,lmetric", "--jobs", "1"]
+    assert main(["lab", "run", *flags, "--load", "0.9,0.90"]) == 0
+    assert "±" not in (out := capsys.readouterr().out)
+    assert sum(line.startswith("lmetric ") for line in out.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", ["run", "sweep", "table", "faults", "fit", "list"])

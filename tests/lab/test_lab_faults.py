@@ -31,7 +31,8 @@ def test_headroom_recovers_from_a_server_that_dies() -> None:
     assert recovered_s is not None
     assert recovered_s < 10.0
     found = [(BY_NAME["nothing"], rows_of([calm])), (scene, rows_of([result]))]
-    table, shares = faults_table(found, markdown=True).split("\n\n")
+    title, table, shares = faults_table(found, markdown=True).split("\n\n")
+    assert "20 s; targets: TTFT 200 ms, TPOT 25 ms; faults begin at 8 s and last 4 s" in title
     head, _, _, line = (text.split(" | ") for text in table.splitlines())
     cells = dict(zip(head, line, strict=True))
     assert cells["recovered after s"] == f"{recovered_s:.1f}"
