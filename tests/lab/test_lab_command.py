@@ -1,13 +1,7 @@
-"""`epp lab` from flags to files, and the arithmetic of sweeps, fits and comparisons."""
+"""`epp lab` from flags to files, and the arithmetic of sweeps and comparisons."""
 
-import io
 import json
-import random
 import re
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -15,19 +9,15 @@ import pytest
 from epp.cli import main
 from epp.lab.comparison import compare, rows_of, specs_of
 from epp.lab.experiment import Dies, Fails, Joins, LabServer, Leaves, Recovers, Restarts, Slows
-from epp.lab.fit import Measurement, fit, read_measurements, write_measurements
 from epp.lab.knee import knee_rps
-from epp.lab.parallel import Progress, map_in_order
 from epp.lab.policies.catalogue import POLICIES
-from epp.lab.pools import BLOCK_TOKENS, ENGINES, parse_pool, shape_text
+from epp.lab.pools import BLOCK_TOKENS, ENGINES, parse_pool
 from epp.lab.runs import policy_of, run_spec
 from epp.lab.spec import RunSpec, parse_fault
 from epp.lab.sweep import GRID, MOST_STEPS, highest_load
 from epp.lab.text_report import goodput_cells, text_table
 from epp.lab.workloads.catalogue import WORKLOADS
 from epp.lab.workloads.traces import read_trace
-from epp.problem import Problem
-from epp.sim.timing import Hardware
 
 SPEC = RunSpec("azure-conv", "h100x2", "lmetric", rate_rps=20.0, duration_s=6.0)
 
@@ -144,7 +134,6 @@ def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
         (["--fault", "kill@soon"], "a time must be a duration"),
         (["--trace", "/nowhere.csv"], "/nowhere.csv: cannot be read"),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
-        (["--metrics-interval", "0s"], "must be above 0, or never"),
         (["--load", "0"], "not a number above 0"),
         (["--rate", "1e9"], "are more than 5,000,000 requests"),
         (["--pool", "h100x1000000"], "more than 10,000 servers"),
@@ -182,11 +171,6 @@ def test_a_table_is_of_the_workloads_alone(tmp_path, capsys) -> None:
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,1\n")
     assert main(["lab", "table", "--quick", "--workloads", f"azure-conv,{trace}"]) == 2
     assert f"{trace}: a trace is for `epp lab run --trace`" in capsys.readouterr().err
-
-
-def test_a_server_to_fit_is_named_by_its_url(capsys) -> None:
-    assert main(["lab", "fit", "--url", "127.0.0.1:8000", "--model", "m"]) == 2
-    assert "--url 127.0.0.1:8000: begins with neither http:// nor https://" in capsys.readouterr().err
 
 
 def test_what_is_named_twice_is_run_once(capsys) -> None:
@@ -242,18 +226,6 @@ def test_a_trace_that_ends_soon_gives_the_knee_of_a_longer_one(tmp_path) -> None
         trace.write_text("".join(row % (100 * i) for i in range(requests)))
         knees.append(knee_rps(read_trace(trace), parse_pool("h100")))
     assert knees[0] == pytest.approx(knees[1], rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("base_ms", "NaN"), ("base_ms", "0"), ("kv_tokens", "1"), ("max_sequences", "0"), ("sequence_us", "Infinity")],
-)
-def test_a_shape_that_no_server_can_have_is_refused(tmp_path, name: str, value: str) -> None:
-    path = tmp_path / "mine.json"
-    shape = json.loads(shape_text(ENGINES["8b-h100"].hardware, 20.0, ENGINES["8b-h100"]))
-    path.write_text(json.dumps(shape | {name: float(value)}))
-    with pytest.raises(Problem, match=f"no shape of a server .{name} "):
-        parse_pool(str(path))
 
 
 def test_everything_is_listed(capsys) -> None:
@@ -352,144 +324,3 @@ def test_goodput_is_where_attainment_crosses(crossing: float) -> None:
 def test_goodput_of_the_hopeless_is_0_and_of_the_perfect_all_that_was_tried() -> None:
     assert highest_load(lambda step: 0.5, 0.9) == 0.0
     assert highest_load(lambda step: 1.0, 0.9) == MOST_STEPS * GRID
-
-
-def test_a_fit_finds_the_law_again(tmp_path) -> None:
-    law, overhead_ms, rng = Hardware(7.2, 18.5, 34.0), 18.0, random.Random(1)
-    measurements = [
-        Measurement(
-            n,
-            tokens,
-            32,
-            (overhead_ms + law.step_ms(n * tokens, n)) * rng.uniform(0.98, 1.02),
-            law.step_ms(0, n) * rng.uniform(0.98, 1.02),
-        )
-        for n, tokens in ((1, 64), (1, 512), (1, 2048), (4, 256), (16, 64), (64, 64))
-    ]
-    path = tmp_path / "m.csv"
-    write_measurements(path, measurements)
-    assert read_measurements(path) == measurements
-    found = fit(read_measurements(path))
-    assert found.hardware.base_ms == pytest.approx(7.2, rel=0.05)
-    assert found.hardware.prefill_token_us == pytest.approx(18.5, rel=0.05)
-    assert found.hardware.sequence_us == pytest.approx(34.0, rel=0.2)
-    assert found.overhead_ms == pytest.approx(18.0, rel=0.1)
-    assert found.error_ratio < 0.02
-    shape = tmp_path / "mine.json"
-    shape.write_text(shape_text(found.hardware, found.overhead_ms, ENGINES["8b-h100"]))
-    (first, second) = parse_pool(f"{shape}x2")
-    assert (first.name, second.name) == ("mine-0", "mine-1")
-    assert first.engine.hardware == found.hardware
-
-
-def test_what_a_ladder_cannot_show_a_fitted_shape_has_of_another(tmp_path, capsys) -> None:
-    law, csv, shape = Hardware(11.0, 50.0, 34.0), tmp_path / "m.csv", tmp_path / "mine.json"
-    ladder = ((1, 64), (1, 512), (1, 2048), (4, 256), (16, 64))
-    write_measurements(csv, [Measurement(n, t, 32, 18.0 + law.step_ms(n * t, n), law.step_ms(0, n)) for n, t in ladder])
-    for flags, like in (([], "8b-h100"), (["--like", "a100"], "8b-a100"), (["--like", "70b-h100-tp4"], "70b-h100-tp4")):
-        assert main(["lab", "fit", "--csv", str(csv), "--out", str(shape), *flags]) == 0
-        (server,) = parse_pool(str(shape))
-        fitted, known = server.engine.hardware, ENGINES[like].hardware
-        assert fitted.prefill_token_us == pytest.approx(50.0, rel=0.01)
-        assert fitted.attention_pair_ns == known.attention_pair_ns > 0
-        assert fitted.context_token_ns == known.context_token_ns > 0
-        assert server.engine.kv_blocks == ENGINES[like].kv_blocks
-        named = flags[1] if flags else like
-        said = f"attention_pair_ns {known.attention_pair_ns:.4g}, not measured: as of {named}"
-        assert said in capsys.readouterr().out
-    assert main(["lab", "fit", "--csv", str(csv), "--like", "h200"]) == 2
-    assert "--like: no shape is called 'h200'; there are h100" in capsys.readouterr().err
-
-
-def test_a_fit_needs_enough_and_the_right_file(tmp_path) -> None:
-    with pytest.raises(Problem, match="too few"):
-        fit([Measurement(1, 64, 32, 30.0, 7.0)])
-    path = tmp_path / "m.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(Problem, match="no measurements"):
-        read_measurements(path)
-
-
-def test_what_still_runs_elsewhere_is_not_waited_for_when_one_raises() -> None:
-    """Nor with Ctrl-C, which is raised in the same place."""
-    with Progress(4, "runs") as progress, pytest.raises(ValueError, match="non-negative"):
-        map_in_order(time.sleep, [3600.0, -1.0, 3600.0, 3600.0], 2, progress)
-
-
-def test_processes_end_with_the_one_that_began_them() -> None:
-    """Killed as by a job's scheduler, in the middle. They hold its output, which has no end before theirs."""
-    asleep = "import sys; from time import sleep; sys.stdout.write('at work'); sys.stdout.flush(); sleep(300)"
-    program = (
-        "from epp.lab.parallel import Progress, map_in_order\n"
-        f"with Progress(2, 'runs') as progress: map_in_order(exec, [{asleep!r}] * 2, 2, progress)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-    assert parent.stdout is not None
-    with parent.stdout as out:
-        assert out.read(len("at work" * 2)) == b"at work" * 2
-        parent.kill()
-        assert out.read() == b""
-    assert parent.wait() == -signal.SIGKILL
-
-
-def test_work_goes_on_where_nobody_can_see_how_far_it_is(monkeypatch) -> None:
-    class Gone(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    with Progress(2, "runs", Gone()) as progress:
-        assert map_in_order(abs, [-3, 1], 1, progress) == [3, 1]
-    monkeypatch.setattr(sys, "stderr", None)  # as of a process that was begun with 2>&-
-    with Progress(2, "runs", clock=iter(range(0, 10_000, 60)).__next__) as progress:
-        assert map_in_order(abs, [-3, 1], 1, progress) == [3, 1]
-
-
-def test_work_in_processes_keeps_its_order_and_raises_what_it_raised() -> None:
-    with Progress(3, "runs") as progress:
-        assert map_in_order(abs, [-3, 1, -2], 2, progress) == [3, 1, 2]
-        with pytest.raises(Problem, match="h200"):
-            map_in_order(parse_pool, ["h100", "h200"], 2, progress)
-
-
-def test_what_costs_most_is_begun_first() -> None:
-    """The last of four tasks for two processes: it would have to wait for an hour of sleep."""
-    with Progress(4, "runs") as progress, pytest.raises(ValueError, match="non-negative"):
-        map_in_order(time.sleep, [3600.0, 3600.0, 3600.0, -1.0], 2, progress, begins=abs)
-
-
-def test_without_a_terminal_long_work_says_so_every_half_minute_and_short_work_nothing() -> None:
-    now_s, out = 0.0, io.StringIO()
-    with Progress(10, "runs", out, clock=lambda: now_s) as progress:
-        for _ in range(10):
-            now_s += 10.0
-            progress.step()
-    assert out.getvalue() == "3/10 runs, 70 s left\n6/10 runs, 40 s left\n9/10 runs, 10 s left\n"
-    with Progress(10, "runs", out := io.StringIO(), clock=lambda: now_s) as progress:
-        for _ in range(10):
-            progress.step()
-    assert out.getvalue() == ""
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_on_a_terminal_a_bar_grows_says_how_long_it_will_take_and_leaves_nothing_behind() -> None:
-    now_s, out = 0.0, Terminal()
-    with Progress(4, "runs", out, clock=lambda: now_s) as progress:
-        for _ in range(4):
-            now_s += 10.0
-            progress.step()
-    drawn = out.getvalue().split("\r\x1b[K")
-    assert [(text.count("█"), text.partition(" ")[2]) for text in drawn[1:-1]] == [
-        (0, "0/4 runs"),
-        (7, "1/4 runs, 30 s left"),
-        (15, "2/4 runs, 20 s left"),
-        (22, "3/4 runs, 10 s left"),
-        (30, "4/4 runs, 0 s left"),
-    ]
-    assert (drawn[0], drawn[-1]) == ("", "")

@@ -1,11 +1,10 @@
 """Verdicts on `ours`, and sweeps that stop early."""
 
-from collections.abc import Generator
 from dataclasses import replace
 
 import pytest
 
-from epp.lab.parallel import Progress, in_turns
+from epp.lab.parallel import Progress
 from epp.lab.runs import run_spec
 from epp.lab.spec import RunSpec
 from epp.lab.sweep import MOST_RUNS, highest_load, sweep
@@ -67,16 +66,3 @@ def test_the_progress_of_a_sweep_steps_with_runs_and_ends_full(monkeypatch) -> N
     assert 1 + 2 * len(found.attainment_by_load) <= len(seen) - 1 <= 1 + 2 * MOST_RUNS
     at_most = replace(like, workload=pair[0], pool=pair[1], policy="lmetric", rate_rps=1.5 * 17.0, seed=1)
     assert 0.0 < found.own_knee_rps == run_spec(at_most).figures["throughput_rps"]
-
-
-def test_whoever_asks_goes_on_once_it_is_answered_and_the_order_stays() -> None:
-    def asks(*numbers: int) -> Generator[int, int, str]:
-        said = ""
-        for number in numbers:
-            said += f"{yield number} "
-        return said
-
-    for jobs in (1, 2):
-        with Progress(4, "runs") as progress:
-            asking = [asks(-3, 1), asks(), asks(-2, -5)]
-            assert in_turns(abs, asking, jobs, progress) == ["3 1 ", "", "2 5 "]
