@@ -13,6 +13,7 @@ from epp.units import parse_duration_s
 DEFAULT_METRICS_INTERVAL_MS = (50.0, 100.0)
 _FAULT = re.compile(r"(kill|restart|fail|add|slow([0-9.]+)x)@([^+]+)(?:\+(.+))?")
 _OUTAGE_S = 15.0
+_LEAST_METRICS_INTERVAL_MS = 1.0  # a step of an engine takes several; a run would do nothing else
 _MOST_TIMES = 1_000.0  # slower: a run ends with its last request, which would take hours
 
 
@@ -110,6 +111,6 @@ def parse_metrics_interval(text: str) -> tuple[float, float] | None:
     if text == "never":
         return None
     interval_ms = parse_duration_s(text) * 1e3
-    if interval_ms <= 0:
-        raise ValueError("must be above 0, or never")
+    if interval_ms < _LEAST_METRICS_INTERVAL_MS:
+        raise ValueError(f"must be {_LEAST_METRICS_INTERVAL_MS:g}ms or more, or never")
     return interval_ms, interval_ms

@@ -134,6 +134,8 @@ def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
         (["--fault", "kill@soon"], "a time must be a duration"),
         (["--trace", "/nowhere.csv"], "/nowhere.csv: cannot be read"),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
+        (["--metrics-interval", "0s"], "must be 1ms or more, or never"),
+        (["--metrics-interval", "1ns"], "must be 1ms or more, or never"),
         (["--load", "0"], "not a number above 0"),
         (["--rate", "1e9"], "are more than 5,000,000 requests"),
         (["--pool", "h100x1000000"], "more than 10,000 servers"),
