@@ -1,29 +1,23 @@
 """`epp lab`: policies against each other on simulated pools, in virtual time."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from epp.cli.flags import Parser, positive
+from epp.cli.lab_fit import add_fit
 from epp.cli.lab_flags import (
-    above_zero,
     add_outputs,
     add_scene,
     jobs_of,
     like_of,
-    loads,
-    names,
-    new_file,
     policies_of,
     print_trace,
-    report_file,
     scene_of,
-    seeds,
-    utf8,
     write,
     write_json,
     write_out,
 )
+from epp.cli.lab_values import above_zero, loads, names, new_file, report_file, seeds, utf8
 from epp.problem import Problem
 
 _DESCRIPTION = """\
@@ -74,7 +68,7 @@ def add_lab(commands: Any) -> None:
     _add_sweep(actions)
     _add_table(actions)
     _add_faults(actions)
-    _add_fit(actions)
+    add_fit(actions)
     listing = actions.add_parser("list", help="print workloads, policies and shapes of servers")
     listing.set_defaults(run=_list)
 
@@ -245,61 +239,6 @@ def _faults(arguments: argparse.Namespace) -> int:
     print(faults_table(found, arguments.markdown))
     if arguments.json is not None:
         write_json(arguments.json, [r.plain() for _, rows in found for row in rows for r in row.results])
-    return 0
-
-
-def _add_fit(actions: Any) -> None:
-    fit = actions.add_parser(
-        "fit",
-        help="fit the shape of a real server: what a step, a prompt token and a sequence cost",
-        description="Measure a real server with a ladder of some 30 requests per repeat, or read measurements from a\n"
-        "CSV, and fit the step law to them. The shape that is written can be used in --pool. Prompts of the\n"
-        "ladder are too short to show what attention costs in long contexts: its two terms, memory and batch are\n"
-        "those of --like, and can be edited in the file.",
-    )
-    fit.set_defaults(run=_fit)
-    source = fit.add_mutually_exclusive_group(required=True)
-    source.add_argument("--url", metavar="URL", help="an idle server of OpenAI's completions API")
-    source.add_argument("--csv", type=Path, metavar="FILE", help="measurements, as --measurements writes them")
-    fit.add_argument("--model", default="", metavar="NAME", help="what the server calls its model")
-    fit.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the ladder (default 3)")
-    fit.add_argument("--longest", type=positive, default=2048, metavar="TOKENS", help="longest prompt (default 2048)")
-    fit.add_argument("--seed", type=int, default=1, metavar="N", help="of the prompts (default 1)")
-    fit.add_argument("--measurements", type=new_file, metavar="FILE", help="also write what was measured there, as CSV")
-    fit.add_argument("--out", type=new_file, metavar="FILE", help="write the shape there, as JSON")
-    fit.add_argument(
-        "--like",
-        default="8b-h100",
-        metavar="SHAPE",
-        help="the shape nearest to the server, for what is not measured: attention in long contexts, KV cache, batch "
-        "(default %(default)s)",
-    )
-
-
-def _fit(arguments: argparse.Namespace) -> int:
-    from epp.lab.fit import fit, read_measurements, write_measurements
-    from epp.lab.measure import LADDER, measure
-    from epp.lab.pools import shape_named, shape_text, with_long_contexts
-
-    like = shape_named(arguments.like, "--like")
-    if arguments.csv is not None:
-        measurements = read_measurements(arguments.csv)
-    else:
-        ladder = [(streams, tokens) for streams, tokens in LADDER if tokens <= arguments.longest]
-        measurements = measure(arguments.url, arguments.model, arguments.repeats, arguments.seed, ladder)
-    if arguments.measurements is not None:
-        write_measurements(arguments.measurements, measurements)
-    found = fit(measurements)
-    law = with_long_contexts(found.hardware, like)
-    print(f"base_ms           {law.base_ms:g}")
-    print(f"prefill_token_us  {law.prefill_token_us:g}")
-    print(f"sequence_us       {law.sequence_us:g}")
-    print(f"overhead_ms       {found.overhead_ms:g}")
-    print(f"attention_pair_ns {law.attention_pair_ns:.4g}, not measured: as of {arguments.like}, see --like")
-    print(f"context_token_ns  {law.context_token_ns:.4g}, not measured: as of {arguments.like}, see --like")
-    print(f"mean error of {len(measurements)} measurements, in sample: {found.error_ratio:.1%}")
-    if arguments.out is not None:
-        write(arguments.out, shape_text(law, found.overhead_ms, like).encode())
     return 0
 
 
