@@ -34,7 +34,7 @@ def share_cells(rows_by_scene: Mapping[str, Sequence[Row]]) -> Cells | None:
                 body.append([scene, row.policy, name, *(shown(value, ".0%") for value in (fair, *means))])
     if not body:
         return None
-    after = [f"{low * part_s:g}-{high * part_s:g} s" for low, high in _WINDOWS]
+    after = [f"{low * part_s:.3g}-{high * part_s:.3g} s" for low, high in _WINDOWS]
     return ["share of a server", "policy", "server", "fair", "before", "meanwhile", *after], body
 
 

@@ -220,6 +220,15 @@ def test_an_answer_of_unknown_length_is_as_long_as_one_of_a_conversation(tmp_pat
     assert len({r.output_tokens for r in once}) > 20
 
 
+def test_an_answer_of_unknown_length_is_no_longer_than_its_client_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    row = '{"timestamp": %d, "input_length": 100, "output_length": null, "max_output_tokens": 14}\n'
+    path.write_text("".join(row % number for number in range(50)))
+    rows = read_trace(path).rows
+    assert max(r.output_tokens for r in rows) == 14
+    assert {r.max_output_tokens for r in rows} == {14}
+
+
 @pytest.mark.parametrize(
     ("name", "says"), [("trace.txt", "end in .jsonl"), ("no/such/trace.jsonl", "cannot be written")]
 )

@@ -173,7 +173,8 @@ def _decisions(lines: Iterable[str]) -> Iterator[TraceRow]:
 def _mooncake(row: dict[str, Any], numbers: Iterator[int], rng: random.Random) -> TraceRow:
     """`hash_ids` name blocks of 512 tokens, or of `block_tokens`; the rest after the last full one is its own.
 
-    An answer of unknown length (null) is as long as one of the conversation workload, drawn the same every time.
+    An answer of unknown length (null) is as long as one of the conversation workload, drawn the same every time, and
+    not longer than its client wanted.
     """
     tokens, block_tokens = _tokens(row["input_length"]), _tokens(row.get("block_tokens", MOONCAKE_BLOCK_TOKENS))
     full = row.get("hash_ids", ())[: tokens // block_tokens]
@@ -181,7 +182,10 @@ def _mooncake(row: dict[str, Any], numbers: Iterator[int], rng: random.Random) -
     prompt = tuple(Segment(2 * int(block) + 1, block_tokens) for block in full)
     own = (Segment(2 * next(numbers), rest),) if rest else ()
     output_length, limit = row["output_length"], row.get("max_output_tokens")
-    output_tokens = CHAT_ANSWERS.draw(rng) if output_length is None else _tokens(output_length)
+    if output_length is not None:
+        output_tokens = _tokens(output_length)
+    else:
+        output_tokens = min(CHAT_ANSWERS.draw(rng), MOST_TOKENS if limit is None else _tokens(limit))
     return TraceRow(
         _seconds(float(row["timestamp"]) / 1e3),
         prompt + own,
