@@ -11,6 +11,7 @@ from epp.cli.lab_flags import (
     jobs_of,
     like_of,
     policies_of,
+    print_failures,
     print_trace,
     scene_of,
     write,
@@ -133,7 +134,8 @@ def _add_sweep(actions: Any) -> None:
 
 
 _SCALE_HELP = """\
-length of runs, times the usual one (default 1); in short runs queues have no time to grow, so goodputs are too high"""
+length of runs for goodput, times the usual one (default 1);
+in short ones queues have no time to grow, so goodputs are too high"""
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
@@ -149,6 +151,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     knees = knees_of(pairs, jobs)
     goodputs = sweep(pairs, policies_of(arguments), arguments.seeds, knees, like_of(arguments), jobs, arguments.scale)
     print(goodput_table(goodputs, arguments.markdown))
+    print_failures((g.policy, g.failing_plugins) for g in goodputs)
     if arguments.json is not None:
         write_json(arguments.json, [g.plain() for g in goodputs])
     if arguments.report is not None:
@@ -237,6 +240,7 @@ def _faults(arguments: argparse.Namespace) -> int:
     policies = policies_of(arguments)
     found = run_scenes(specs_of([pair], policies, [arguments.load], arguments.seeds, knees, like_of(arguments)), jobs)
     print(faults_table(found, arguments.markdown))
+    print_failures((row.policy, r.plugin_failures) for _, rows in found for row in rows for r in row.results)
     if arguments.json is not None:
         write_json(arguments.json, [r.plain() for _, rows in found for row in rows for r in row.results])
     return 0

@@ -10,7 +10,7 @@ from epp.problem import Problem
 from epp.sim.timing import STEP_NOISE_SIGMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from epp.lab.comparison import Row
     from epp.lab.workloads.workload import Targets
@@ -179,15 +179,20 @@ def write_out(
     from epp.lab.text_report import text_table
 
     print((table or text_table)(rows, arguments.markdown))
-    failures = {f"{name} ({row.policy})" for row in rows for r in row.results for name in r.plugin_failures}
-    if failures:
-        print(f"\nplugins that raised: {', '.join(sorted(failures))}")
+    print_failures((row.policy, r.plugin_failures) for row in rows for r in row.results)
     if arguments.json is not None:
         write_json(arguments.json, [r.plain() for row in rows for r in row.results])
     if arguments.report is not None:
         from epp.lab.html_report import html_page
 
         write(arguments.report, html_page(rows).encode())
+
+
+def print_failures(found: "Iterable[tuple[str, Iterable[str]]]") -> None:
+    """Plugins that raised: pairs of a policy and their types. They cost quality, which nobody would understand."""
+    failures = {f"{name} ({policy})" for policy, types in found for name in types}
+    if failures:
+        print(f"\nplugins that raised: {', '.join(sorted(failures))}")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -42,6 +42,7 @@ class Goodput:
             knee; 0 if the lowest that was tried does not.
         loads_by_seed: the same of each seed alone, by what was measured on the way to that of all.
         attainment_by_load: what was measured on the way, where it was with all seeds.
+        failing_plugins: types of plugins that raised in some run; there should be none.
     """
 
     workload: str
@@ -52,6 +53,7 @@ class Goodput:
     load_by_ratio: Mapping[float, float]
     loads_by_seed: Mapping[float, Sequence[float]]
     attainment_by_load: Mapping[float, float]
+    failing_plugins: Sequence[str]
 
     @property
     def spread_by_ratio(self) -> dict[float, float]:
@@ -101,11 +103,13 @@ def sweep(
 class _Ran(NamedTuple):
     attainment: float
     throughput_rps: float
+    failing_plugins: Sequence[str]
 
 
 def _run(spec: RunSpec) -> _Ran:
-    figures = run_spec(spec).figures
-    return _Ran(figures["attainment"] or 0.0, figures["throughput_rps"] or 0.0)
+    result = run_spec(spec)
+    figures = result.figures
+    return _Ran(figures["attainment"] or 0.0, figures["throughput_rps"] or 0.0, tuple(result.plugin_failures))
 
 
 class _Lacking(Exception):
@@ -163,6 +167,7 @@ class _Measured:
 def _sweep_one(task: _Task, progress: Progress) -> Generator[RunSpec, _Ran, Goodput]:
     measured, runs = _Measured(task), 0
     overloaded = yield measured.overload()  # the dearest first: who asks for too much is told so at once
+    failing = set(overloaded.failing_plugins)
     while True:
         try:
             loads = {ratio: highest_load(measured.at, ratio, measured.keeps) for ratio in RATIOS}
@@ -170,14 +175,24 @@ def _sweep_one(task: _Task, progress: Progress) -> Generator[RunSpec, _Ran, Good
         except _Lacking as lacking:
             ran = yield lacking.spec
             measured.by_step.setdefault(lacking.step, []).append(ran.attainment)
+            failing.update(ran.failing_plugins)
             runs += 1
     progress.less(MOST_RUNS * task.seeds - runs)
     spec = task.like
     by_seed = {ratio: tuple(measured.load_of_seed(n, ratio) for n in range(task.seeds)) for ratio in RATIOS}
     whole = {step: fmean(v) for step, v in sorted(measured.by_step.items()) if len(v) == task.seeds}
     by_load = {step * GRID: value for step, value in whole.items()}
-    own_knee_rps = overloaded.throughput_rps
-    return Goodput(spec.workload, spec.pool, spec.policy, task.knee_rps, own_knee_rps, loads, by_seed, by_load)
+    return Goodput(
+        spec.workload,
+        spec.pool,
+        spec.policy,
+        task.knee_rps,
+        overloaded.throughput_rps,
+        loads,
+        by_seed,
+        by_load,
+        sorted(failing),
+    )
 
 
 def highest_load(

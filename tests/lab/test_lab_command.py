@@ -183,6 +183,17 @@ def test_what_is_named_twice_is_run_once(capsys) -> None:
     assert sum(line.startswith("lmetric ") for line in out.splitlines()) == 1
 
 
+@pytest.mark.parametrize("command", ["run", "sweep", "faults"])
+def test_a_plugin_that_raises_is_told_of(command: str, monkeypatch, capsys) -> None:
+    def best(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr("epp.lab.policies.cache.LMetric.best", best)
+    flags = ["--pool", "h100", "--policies", "lmetric,random", "--duration", "2s", "--jobs", "1"]
+    assert main(["lab", command, *flags]) == 0
+    assert capsys.readouterr().out.endswith("\nplugins that raised: lab-lmetric (lmetric)\n")
+
+
 @pytest.mark.parametrize("command", ["run", "sweep", "table", "faults", "fit", "list"])
 def test_help_is_text_for_people(command: str, capsys) -> None:
     with pytest.raises(SystemExit):

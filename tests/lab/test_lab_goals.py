@@ -37,7 +37,8 @@ def seeds(attained: Sequence[float], p50_ms: Sequence[float | None], p99_ms: Seq
 
 def goodput(policy: str, loads: tuple[float, float], pool: str = "h100x4") -> Goodput:
     by_ratio = dict(zip((0.9, 0.99), loads, strict=True))
-    return Goodput("azure-conv", pool, policy, 60.0, 45.0, by_ratio, {r: (load,) for r, load in by_ratio.items()}, {})
+    by_seed = {r: (load,) for r, load in by_ratio.items()}
+    return Goodput("azure-conv", pool, policy, 60.0, 45.0, by_ratio, by_seed, {}, ())
 
 
 ROWS = [
