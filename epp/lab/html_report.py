@@ -98,7 +98,10 @@ def _goodput(group: Sequence[Goodput]) -> str:
     def draw(axes: Sequence["Axes"]) -> None:
         for g in group:
             axes[0].plot(
-                *zip(*sorted(g.attainment_by_load.items()), strict=True), marker="o", markersize=3, label=g.policy
+                *zip(*sorted(g.attainment_by_load.items()), strict=True),
+                marker="o",
+                markersize=3,
+                label=_as_label(g.policy),
             )
         axes[0].set_xlabel("load, as a share of the knee")
         axes[0].set_ylabel("attained")
@@ -134,7 +137,7 @@ def _loads(rows: Sequence[Row]) -> str:
         ):
             for policy, line in by_policy.items():
                 points = [(r.load, r.figures[figure]) for r in line if r.figures[figure] is not None]
-                axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=policy)
+                axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=_as_label(policy))
             axis.set_xlabel("load, as a share of the knee")
             axis.set_ylabel(label)
             if figure == "attainment":
@@ -186,7 +189,7 @@ def _curves(rows: Sequence[Row]) -> Callable[[Sequence["Axes"]], None]:
                 values = [_mean([r.curves[curve][i] for r in row.results]) for i in range(len(CURVE_RATIOS))]
                 points = [(value, ratio) for value, ratio in zip(values, CURVE_RATIOS, strict=True) if value]
                 if points:
-                    axis.plot(*zip(*points, strict=True), label=row.policy, linewidth=1.2)
+                    axis.plot(*zip(*points, strict=True), label=_as_label(row.policy), linewidth=1.2)
             if limit_ms is not None:
                 axis.axvline(limit_ms, color="#bbb", linewidth=0.8)
             axis.set_xscale("log")
@@ -200,7 +203,7 @@ def _over_time(rows: Sequence[Row]) -> Callable[[Sequence["Axes"]], None]:
     def draw(axes: Sequence["Axes"]) -> None:
         for axis, figure, label in zip(axes, ("attainment", "ttft_p90_ms"), ("attained", "TTFT p90, ms"), strict=True):
             for row in rows:
-                axis.plot(*_timeline(row.results, figure), label=row.policy, linewidth=1.2)
+                axis.plot(*_timeline(row.results, figure), label=_as_label(row.policy), linewidth=1.2)
             axis.set_xlabel("seconds")
             axis.set_ylabel(label)
         axes[1].set_yscale("log")
@@ -220,6 +223,12 @@ def _timeline(results: Sequence[Result], figure: str) -> tuple[list[float], list
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def _as_label(name: str) -> str:
+    """For a legend, as it is. Between two dollars a formula is read, and what begins with `_` is left out."""
+    shown = name.replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def _plot(panels: int, draw: Callable[[Sequence["Axes"]], None]) -> str:

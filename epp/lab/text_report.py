@@ -146,7 +146,8 @@ def grid(head: Sequence[str], body: Sequence[Sequence[str]], markdown: bool) -> 
     """Text left in the first column, figures right in the others."""
     if markdown:
         lines = [head, ["---", *("--:" for _ in head[1:])], *body]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        cells = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+        return "\n".join(f"| {' | '.join(line)} |" for line in cells)
     widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from html import escape
 
 import pytest
 
@@ -55,6 +56,20 @@ def test_a_report_is_one_page_with_everything_in_it(tmp_path, capsys) -> None:
 def assert_loads_nothing(page: str) -> None:
     assert not any(loads in page for loads in ("<script", "src=", "<link", "@import", "<iframe", "url(http"))
     assert set(re.findall(r'href="([^#"]*)', page)) <= {""}  # within the page only
+
+
+def test_a_file_may_be_called_anything(tmp_path, capsys, monkeypatch) -> None:
+    """Not as a formula, a tag, a hidden line or a column of its own is it shown, but as it is."""
+    monkeypatch.chdir(tmp_path)
+    names, page = ("_$\\frac{<i>|$.yaml", "_.yaml"), tmp_path / "page.html"
+    for name in names:
+        (tmp_path / name).write_text(POLICIES["llm-d-default"].config_text)
+    flags = ["--pool", "h100", "--rate", "5", "--duration", "2s", "--policies", "random", "--markdown", "--jobs", "1"]
+    assert main(["lab", "run", *flags, *(f"--config={name}" for name in names), "--report", str(page)]) == 0
+    assert r"| _$\frac{<i>\|$.yaml | " in capsys.readouterr().out
+    legends = re.findall(r"<text[^>]*> (_[^<]*)</text>", page.read_text())
+    assert legends == [escape(name) for name in names] * 2
+    assert_loads_nothing(page.read_text())
 
 
 def test_a_sweep_is_a_page_too(tmp_path, capsys) -> None:
