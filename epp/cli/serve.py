@@ -187,7 +187,8 @@ def add_serve(commands: Any) -> None:
         "--record-trace",
         metavar="FILE.jsonl",
         help="record each request, to replay it with `epp lab run --trace`: times, lengths and hashes by which equal "
-        "beginnings of prompts are equal, no text (default: nothing is recorded)",
+        "beginnings of prompts are equal, no text; with --observe-responses 1 also lengths of streams without usage "
+        "(default: nothing is recorded)",
     )
     add_size(logs, "--record-trace-max-size", d.record_trace_max_bytes, "of that file; the one before it is kept, too")
     logs.add_argument("--zap-encoder", choices=["json", "console"], default="json", help="log format (default json)")

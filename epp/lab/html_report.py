@@ -1,6 +1,7 @@
 """A comparison, or a sweep, as one HTML page with plots in it: nothing to load, nothing to serve."""
 
 import io
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
@@ -36,7 +37,7 @@ h2 { margin-top: 2.5em }
 def require_matplotlib() -> None:
     """Raises `Problem` when it is missing."""
     if find_spec("matplotlib") is None:
-        raise Problem("a report with plots needs matplotlib: pip install '.[lab]' in a checkout of Headroom")
+        raise Problem(f"a report with plots needs matplotlib: {sys.executable} -m pip install matplotlib")
 
 
 def html_page(rows: Sequence[Row]) -> str:
@@ -54,11 +55,11 @@ def html_page(rows: Sequence[Row]) -> str:
 
     return _page(
         "Simulated servers, the real picker, virtual time. Attained: the share of requests that kept both targets; "
-        "failed and refused ones keep none. Regret: what the oracle attains more on the same schedule. Imbalance: the "
-        "coefficient of variation of the time that servers computed. Shares: the least and the most of the requests "
-        "that one server had. Times are in ms. Predictions: mean relative error, mean pinball loss of the bounds in "
-        "ms, how many of the actual values these cover, and after how many requests the trees beat their "
-        "prior.",
+        "failed and refused ones keep none. Regret: what the oracle attains more on the same schedule; below 0: less. "
+        "Imbalance: the coefficient of variation of the time that servers computed. Shares: the least and the most of "
+        "the requests that one server had. Times are in ms. Predictions, of who predicts: mean relative error, "
+        "mean pinball loss of the bounds in ms, how many of the actual values these cover, and after how many requests "
+        "the trees beat their prior. Grey lines: the targets, and 90 and 99 % attained.",
         parts,
     )
 
