@@ -67,6 +67,7 @@ _SHAPES: Mapping[str, tuple[Model, Machine]] = {
     "70b-h100-tp4": (_70B, _4_H100),
 }
 _LAW = ("base_ms", "prefill_token_us", "sequence_us", "attention_pair_ns", "context_token_ns")
+_MOST = {**dict.fromkeys(_LAW, 1e6), "base_ms": 1e4, "overhead_ms": 1e6}  # a run of slower ones has no end
 _PART = re.compile(r"(?P<name>.+?)(?:x(?P<number>[0-9]{1,9}))?")
 MOST_SERVERS = 10_000
 SHORT = {"h100": "8b-h100", "a100": "8b-a100", "l40s": "8b-l40s"}
@@ -114,7 +115,7 @@ def shape_text(law: Hardware, overhead_ms: float, like: EngineConfig) -> str:
 def _shape_in(path: Path) -> EngineConfig:
     """Of a file that `shape_text` wrote, perhaps edited since. Raises `Problem`."""
     try:
-        shape = json.loads(path.read_text())
+        shape = json.loads(path.read_bytes())
         law = Hardware(*(_number(shape, name) for name in _LAW))
         overhead_ms = _number(shape, "overhead_ms")
         if not law.base_ms > 0:
@@ -135,9 +136,10 @@ def _shape_in(path: Path) -> EngineConfig:
 
 def _number(shape: Mapping[str, float], name: str, least: float = 0.0) -> float:
     """Raises KeyError, TypeError, ValueError."""
-    value = float(shape[name])
-    if not least <= value < math.inf:
-        raise ValueError(f"{name} has to be {least:g} or more, and is {value:g}")
+    value, most = float(shape[name]), _MOST.get(name, math.inf)
+    if not least <= value <= most or value == math.inf:
+        most_words = f" and at most {most:,.0f}" if most < math.inf else ""
+        raise ValueError(f"{name} has to be {least:g} or more{most_words}, and is {value:g}")
     return value
 
 

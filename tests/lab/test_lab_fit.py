@@ -19,7 +19,14 @@ def test_a_server_to_fit_is_named_by_its_url(capsys) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("base_ms", "NaN"), ("base_ms", "0"), ("kv_tokens", "1"), ("max_sequences", "0"), ("sequence_us", "Infinity")],
+    [
+        ("base_ms", "NaN"),
+        ("base_ms", "0"),
+        ("kv_tokens", "1"),
+        ("max_sequences", "0"),
+        ("sequence_us", "Infinity"),
+        ("base_ms", "1e5"),
+    ],
 )
 def test_a_shape_that_no_server_can_have_is_refused(tmp_path, name: str, value: str) -> None:
     path = tmp_path / "mine.json"
