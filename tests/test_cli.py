@@ -383,8 +383,9 @@ def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
     assert (ended.returncode, ended.stderr) == (2, "standard output cannot be written: No space left on device\n")
 
 
-def test_what_the_encoding_has_no_letter_for_is_printed_as_its_code() -> None:
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter of a C locale
+def test_what_the_encoding_has_no_letter_for_is_printed_as_its_code(errors: str) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": f"ascii:{errors}"}
     command = [sys.executable, "-m", "epp.cli", "lab", "list"]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=25)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -74,7 +74,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _print_whatever_comes() -> None:
     """What an encoding has no letter for, in words of ours or in a file's name, is printed as its code."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

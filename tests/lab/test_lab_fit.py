@@ -26,6 +26,7 @@ def test_a_server_to_fit_is_named_by_its_url(capsys) -> None:
         ("max_sequences", "0"),
         ("sequence_us", "Infinity"),
         ("base_ms", "1e5"),
+        ("kv_tokens", "1e300"),
     ],
 )
 def test_a_shape_that_no_server_can_have_is_refused(tmp_path, name: str, value: str) -> None:
