@@ -62,7 +62,10 @@ _OTHERS_RATIO, _OTHERS_REQUESTS = 1.25, 8.0  # pages are old: so far above our o
 
 class LatencyCostParameters(Parameters):
     missed_target_weight: float = Field(
-        10.0, ge=0, description="How many times its cost is added for each target expected to be missed; 0: none."
+        10.0,
+        ge=0,
+        le=1e6,  # far beyond, prices are no numbers any more
+        description="How many times its cost is added for each target expected to be missed; 0: none.",
     )
     expected_output_tokens: float = Field(
         150.0, gt=0, description="Length of an answer before any was seen; then it is learned."

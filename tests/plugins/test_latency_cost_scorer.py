@@ -207,3 +207,9 @@ def test_nothing_is_left_of_requests_that_have_ended_or_of_servers_that_have_lef
     assert scorer._backlog._by_request == {} == scorer._backlog._by_endpoint
     scorer.score(cycle_with(None), pool(size=1, version=2))
     assert list(scorer.dump_state()["ttft"]["endpoints"]) == [endpoints(1)[0].id]
+
+
+@pytest.mark.parametrize("weight", [-1.0, 1e300, float("inf"), float("nan")])
+def test_a_weight_with_which_prices_would_be_no_numbers_is_refused(weight):
+    with pytest.raises(ValueError, match="missedTargetWeight"):
+        make("latency-cost-scorer", {"missedTargetWeight": weight})

@@ -56,11 +56,11 @@ HAPPENINGS = st.lists(
 
 
 @settings(max_examples=60)
-@given(HAPPENINGS)
-def test_scores_are_numbers_and_nothing_is_left_of_requests_however_they_come_and_go(happenings) -> None:
+@given(HAPPENINGS, st.sampled_from([0, 10, 1e6]))
+def test_scores_are_numbers_and_nothing_is_left_of_requests_however_they_come_and_go(happenings, weight) -> None:
     """Servers leave and come back while requests wait on them; first tokens come twice, or never."""
     ledger = Ledger()
-    scorer, version, open_requests = make("latency-cost-scorer", ledger=ledger), 1, {}
+    scorer, version, open_requests = make("latency-cost-scorer", {"missedTargetWeight": weight}, ledger=ledger), 1, {}
     pool = _pool(SERVERS, version)
 
     def end(cycle, decision, cause, took_ms) -> None:
