@@ -26,6 +26,10 @@ MOST_REQUESTS = 5_000_000
 """Of a run: all are held in memory, before and after, at about a kilobyte each."""
 
 
+class NothingToMeasure(Problem):
+    """No request arrives, or none after the first part of the run, which is not measured."""
+
+
 def policy_of(name: str) -> Policy:
     """A policy by its name, or the configuration in a file. Raises `Problem`."""
     if name == oracle.NAME:
@@ -87,7 +91,7 @@ def run_spec(spec: RunSpec, knee: float | None = None) -> Result:
     result = max(results, key=lambda r: (r.figures["attainment"] or 0.0, -(r.figures["ttft_mean_ms"] or 0.0)))
     if not result.figures["requests"]:
         measured_from_s = spec.warmup_ratio * spec.duration_s
-        raise Problem(
+        raise NothingToMeasure(
             f"{spec.workload}: nothing to measure arrives from {measured_from_s:g} s to {spec.duration_s:g} s"
         )
     return result
@@ -123,7 +127,9 @@ def _experiment(spec: RunSpec, targets: Targets, policy: Policy, services_of: Se
         config_name=spec.policy,
     )
     if not experiment.schedule:
-        raise Problem(f"{spec.workload}: nothing arrives within {spec.duration_s:g} s at {spec.rate_rps:g} rps")
+        raise NothingToMeasure(
+            f"{spec.workload}: nothing arrives within {spec.duration_s:g} s at {spec.rate_rps:g} rps"
+        )
     return experiment
 
 

@@ -19,7 +19,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from epp.lab.parallel import Progress, in_turns
-from epp.lab.runs import run_spec, workload_of
+from epp.lab.runs import NothingToMeasure, run_spec, workload_of
 from epp.lab.spec import RunSpec
 from epp.lab.workloads.workload import run_s_at
 
@@ -101,15 +101,18 @@ def sweep(
 
 
 class _Ran(NamedTuple):
-    attainment: float
+    attainment: float | None  # nothing was there to measure
     throughput_rps: float
     failing_plugins: Sequence[str]
 
 
 def _run(spec: RunSpec) -> _Ran:
-    result = run_spec(spec)
+    try:
+        result = run_spec(spec)
+    except NothingToMeasure:
+        return _Ran(None, 0.0, ())
     figures = result.figures
-    return _Ran(figures["attainment"] or 0.0, figures["throughput_rps"] or 0.0, tuple(result.plugin_failures))
+    return _Ran(figures["attainment"], figures["throughput_rps"] or 0.0, tuple(result.plugin_failures))
 
 
 class _Lacking(Exception):
@@ -167,6 +170,11 @@ class _Measured:
 def _sweep_one(task: _Task, progress: Progress) -> Generator[RunSpec, _Ran, Goodput]:
     measured, runs = _Measured(task), 0
     overloaded = yield measured.overload()  # the dearest first: who asks for too much is told so at once
+    if overloaded.attainment is None:
+        raise NothingToMeasure(
+            f"{task.like.workload}: nothing to measure arrives even at {MOST_STEPS * GRID:g} of the knee; "
+            "say a longer --duration"
+        )
     failing = set(overloaded.failing_plugins)
     while True:
         try:
@@ -174,7 +182,7 @@ def _sweep_one(task: _Task, progress: Progress) -> Generator[RunSpec, _Ran, Good
             break
         except _Lacking as lacking:
             ran = yield lacking.spec
-            measured.by_step.setdefault(lacking.step, []).append(ran.attainment)
+            measured.by_step.setdefault(lacking.step, []).append(ran.attainment or 0.0)  # nothing shown is nothing kept
             failing.update(ran.failing_plugins)
             runs += 1
     progress.less(MOST_RUNS * task.seeds - runs)

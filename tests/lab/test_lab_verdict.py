@@ -9,6 +9,8 @@ from epp.lab.runs import run_spec
 from epp.lab.spec import RunSpec
 from epp.lab.sweep import MOST_RUNS, highest_load, sweep
 from epp.lab.verdict import verdict
+from epp.lab.workloads.workload import Targets
+from epp.problem import Problem
 
 
 @pytest.mark.parametrize(
@@ -66,3 +68,13 @@ def test_the_progress_of_a_sweep_steps_with_runs_and_ends_full(monkeypatch) -> N
     assert 1 + 2 * len(found.attainment_by_load) <= len(seen) - 1 <= 1 + 2 * MOST_RUNS
     at_most = replace(like, workload=pair[0], pool=pair[1], policy="lmetric", rate_rps=1.5 * 17.0, seed=1)
     assert 0.0 < found.own_knee_rps == run_spec(at_most).figures["throughput_rps"]
+
+
+def test_a_sweep_goes_on_where_so_little_arrives_that_nothing_is_measured() -> None:
+    """Nobody keeps these targets, so it comes down to loads at which half a second brings no request."""
+    pair, like = ("azure-conv", "h100"), RunSpec("", "", "", 0.0, 0.5, targets=Targets(0.001, 0.001))
+    (found,) = sweep([pair], ["lmetric"], 1, {pair: 17.0}, like, jobs=1)
+    assert set(found.load_by_ratio.values()) == {0.0}
+    assert min(found.attainment_by_load) * 17.0 * 0.5 < 1.0
+    with pytest.raises(Problem, match="say a longer --duration"):
+        sweep([pair], ["lmetric"], 1, {pair: 17.0}, replace(like, duration_s=0.01), jobs=1)
