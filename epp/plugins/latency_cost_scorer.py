@@ -8,9 +8,9 @@ computing it elsewhere: affinity needs no threshold, it is what comes out cheape
 
 To this come the targets. What a choice costs is multiplied the more of them it is expected to miss: the request's own,
 and those of requests that run there already and that this one would slow down. So a server that is at its limit is
-spared, one that has room for more takes it. And time beyond a target, which is missed then, hardly counts, nor do
-those who wait in vain already: what cannot be saved goes where it spoils least, to servers that are late already,
-instead of making all of them late.
+spared, one that has room for more takes it. And time beyond a target, which is missed then, hardly counts, and
+for a request that no server has in time, nor do those who wait in vain already: what cannot be saved goes where it
+spoils least, to servers that are late already, instead of making all of them late.
 
 How fast each server is is learned from its own answers (`epp.latency.endpoint_laws`).
 """
@@ -114,12 +114,12 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         wait = step + prefill before it + its own prefill
 
     in ms by what was learned of each server. Beyond the TTFT target a wait grows by its logarithm only, and a TPOT
-    counts as its target at most. Of those who wait there for a first token only as many count as are likely to get
-    it within that target. m is the targets that are expected to be missed: the probability that the request misses
-    one of its own, plus, for each request in flight there, by how much this one raises the probability that it
-    misses the same TPOT target. A cached prefix is prefill that is not needed. Two idle servers of which one
-    prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of 7 and 12 ms: costs 100
-    · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
+    counts as its target at most. Of those who wait there for a first token only as many count as are likely to get it
+    within that target; the others do count as far as this request could keep its own targets on some server. m is the
+    targets that are expected to be missed: the probability that the request misses one of its own, plus, for each
+    request in flight there, by how much this one raises the probability that it misses the same TPOT target. A cached
+    prefix is prefill that is not needed. Two idle servers of which one prefills the prompt in 93 ms and the other,
+    three times as slow, in 280 ms, with steps of 7 and 12 ms: costs 100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
 
     *Without targets* (`x-slo-ttft-ms`, `x-slo-tpot-ms`) m is 0. *New servers* are taken to be like the pool. Where
     predicted-latency-producer runs, new and failing servers have their turn as it says. *Others' traffic* counts where
@@ -168,34 +168,33 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             + per_prefill * priced.tokens_before
             + per_context * priced.context_tokens
         )
-        wait_ms, pace_ms, held_up = base + prefill_ms, tpot_ms, priced.requests
-        ttft_ms = overhead + prefill_ms + cycle.waited_ms
+        wait_ms = base + prefill_ms
         slo = slo_of(cycle.request.headers)
-        counts = slo.constrained and self._weight > 0
-        if counts:
-            wait_ms, pace_ms = _late_counts_less(slo, wait_ms, pace_ms)
-            if slo.ttft_ms is not None:
-                held_up = held_up - priced.waiting * (1.0 - _within(slo.ttft_ms, ttft_ms - own_ms, self._ttft.spread))
-        cost = wait_ms * held_up * pace_ms
-        if counts:
+        if not (slo.constrained and self._weight > 0):
+            return _scored(wait_ms * priced.requests * tpot_ms)
+        queue_ms = overhead + prefill_ms - own_ms + cycle.waited_ms
+        kept, before = self._kept(slo, queue_ms + own_ms, tpot_ms)
+        held_up = priced.requests
+        if slo.ttft_ms is not None:
+            in_vain = priced.waiting * (1.0 - _within(slo.ttft_ms, queue_ms, self._ttft.spread))
+            held_up = held_up - in_vain * (1.0 - kept.max())
+        missed = 1.0 - kept
+        if slo.tpot_ms is not None:
             output_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
             added_ms = per_request + per_context * _prompt_tokens(cycle) + own_ms / max(output_tokens, 1.0)
-            cost *= 1.0 + self._weight * self._missed(slo, ttft_ms, tpot_ms, added_ms, priced.requests - 1.0)
-        scores: FloatArray = cost.min() / cost
-        return scores
+            after = _within(slo.tpot_ms, tpot_ms + added_ms, self._tpot.spread)
+            missed = missed + (priced.requests - 1.0) * (before - after)
+        wait_ms, pace_ms = _late_counts_less(slo, wait_ms, tpot_ms)
+        return _scored(wait_ms * held_up * pace_ms * (1.0 + self._weight * missed))
 
-    def _missed(
-        self, slo: Slo, ttft_ms: FloatArray, tpot_ms: FloatArray, added_ms: FloatArray, neighbours: FloatArray
-    ) -> FloatArray:
-        """Targets expected to be missed. `added_ms`: by how much each neighbour's TPOT rises."""
-        kept, harmed = np.ones(len(ttft_ms)), np.zeros(len(ttft_ms))
-        if slo.ttft_ms is not None:
-            kept = _within(slo.ttft_ms, ttft_ms, self._ttft.spread)
+    def _kept(self, slo: Slo, ttft_ms: FloatArray, tpot_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """How likely both targets are kept, and how likely that of TPOT is; what is not asked for is kept."""
+        both = tpot = np.ones(len(ttft_ms))
         if slo.tpot_ms is not None:
-            before = _within(slo.tpot_ms, tpot_ms, self._tpot.spread)
-            kept = kept * before
-            harmed = neighbours * (before - _within(slo.tpot_ms, tpot_ms + added_ms, self._tpot.spread))
-        return 1.0 - kept + harmed
+            both = tpot = _within(slo.tpot_ms, tpot_ms, self._tpot.spread)
+        if slo.ttft_ms is not None:
+            both = tpot * _within(slo.ttft_ms, ttft_ms, self._ttft.spread)
+        return both, tpot
 
     def _look(self, cycle: Cycle, candidates: Candidates) -> _Priced:
         prompt_tokens = _prompt_tokens(cycle)
@@ -285,6 +284,11 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
 def _prompt_tokens(cycle: Cycle) -> float:
     prompt = cycle.get(DEFAULT_PROMPT)
     return 0.0 if prompt is None else float(prompt.tokens)
+
+
+def _scored(cost: FloatArray) -> FloatArray:
+    scores: FloatArray = cost.min() / cost
+    return scores
 
 
 def _late_counts_less(slo: Slo, wait_ms: FloatArray, tpot_ms: FloatArray) -> tuple[FloatArray, FloatArray]:

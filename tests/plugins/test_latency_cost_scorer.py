@@ -135,6 +135,20 @@ def test_those_who_wait_in_vain_are_not_held_up():
     assert in_vain[0] < 0.5 * min(without_targets[0], in_time[0])
 
 
+def test_who_can_be_saved_elsewhere_does_not_join_those_who_wait_in_vain():
+    """A burst: one server is late already, the other has many requests and is not. Few tokens can still be in time."""
+    scorer, candidates = make("latency-cost-scorer"), pool(size=2)
+    target = {"x-slo-ttft-ms": "3000"}
+    for number in range(30):
+        cycle = a_request(tokens=6_000, headers=target)
+        cycle.request = cycle.request._replace(id=f"waiting-{number}")
+        scorer.score(cycle, candidates)
+        scorer.pre_request(cycle, decide(candidates, 1))
+    burst = {"requests": (30, 30), "prefill": (60_000, 180_000)}
+    assert scored(a_request(tokens=3_000, **burst, headers=target), scorer)[0] == 1
+    assert scored(a_request(tokens=100_000, **burst, headers=target), scorer)[1] == 1
+
+
 def test_of_servers_that_are_all_late_the_sooner_is_still_better():
     late = {"tokens": 40_000, "requests": (10, 10), "prefill": (200_000, 100_000), "headers": {"x-slo-ttft-ms": "200"}}
     best, other = scored(a_request(**late))[1], scored(a_request(**late))[0]
