@@ -34,6 +34,12 @@ class Row:
     figures: Mapping[str, float | None]
     spreads: Mapping[str, float | None]
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of the requests, by server: means over the seeds."""
+        names = self.results[0].servers
+        return {name: fmean(r.servers[name]["share"] or 0.0 for r in self.results) for name in names}
+
 
 def specs_of(
     workloads: Iterable[tuple[str, str]],

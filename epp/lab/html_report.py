@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
 from math import nan
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from epp.lab.comparison import Row
 from epp.lab.result import CURVE_RATIOS, Result
 from epp.lab.sweep import RATIOS, Goodput
 from epp.lab.text_report import GOODPUT_IS, Cells, figure_cells, goodput_cells, predicted_cells, title
+from epp.lab.yardsticks import mean_of_known
 from epp.problem import Problem
 
 if TYPE_CHECKING:
@@ -171,10 +171,7 @@ def _share_cells(rows: Sequence[Row]) -> Cells | None:
     names = list(rows[0].results[0].servers)
     if len(names) > _MOST_SHARES:
         return None
-    body = [
-        [row.policy, *(f"{fmean(r.servers[name]['share'] or 0.0 for r in row.results):.1%}" for name in names)]
-        for row in rows
-    ]
+    body = [[row.policy, *(f"{row.shares[name]:.1%}" for name in names)] for row in rows]
     return ["shares of", *names], body
 
 
@@ -187,7 +184,7 @@ def _curves(rows: Sequence[Row]) -> Callable[[Sequence["Axes"]], None]:
             axes, ("ttft_ms", "tpot_ms", "e2e_ms"), (targets.ttft_ms, targets.tpot_ms, None), strict=True
         ):
             for row in rows:
-                values = [_mean([r.curves[curve][i] for r in row.results]) for i in range(len(CURVE_RATIOS))]
+                values = [mean_of_known([r.curves[curve][i] for r in row.results]) for i in range(len(CURVE_RATIOS))]
                 points = [(value, ratio) for value, ratio in zip(values, CURVE_RATIOS, strict=True) if value]
                 if points:
                     axis.plot(*zip(*points, strict=True), label=_as_label(row.policy), linewidth=1.2)
@@ -214,16 +211,11 @@ def _over_time(rows: Sequence[Row]) -> Callable[[Sequence["Axes"]], None]:
 
 def _timeline(results: Sequence[Result], figure: str) -> tuple[list[float], list[float]]:
     parts: Sequence[Sequence[Mapping[str, Any]]] = [result.timeline for result in results]
-    means = [_mean([timeline[i][figure] for timeline in parts]) for i in range(len(parts[0]))]
+    means = [mean_of_known([timeline[i][figure] for timeline in parts]) for i in range(len(parts[0]))]
     return (
         [part["at_s"] for part in parts[0]],
         [nan if value is None else value for value in means],
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
 
 
 def _as_label(name: str) -> str:

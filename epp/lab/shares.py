@@ -5,7 +5,6 @@ Fair is what each can do: among equal servers equal parts, among unequal ones pa
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from statistics import fmean
 
 from epp.lab.comparison import Row
 from epp.lab.experiment import Joins, LabServer
@@ -15,6 +14,7 @@ from epp.lab.result import TIMELINE_PARTS, Result
 from epp.lab.runs import workload_of
 from epp.lab.spec import RunSpec, parse_fault
 from epp.lab.text_report import Cells, shown
+from epp.lab.yardsticks import mean_of_known
 from epp.sim.config import EngineConfig
 
 _WINDOWS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16))
@@ -29,7 +29,7 @@ def share_cells(rows_by_scene: Mapping[str, Sequence[Row]]) -> Cells | None:
             part_s = row.results[0].spec.duration_s / TIMELINE_PARTS
             for name in row.results[0].befallen:
                 over_time = [_shares(result, name) for result in row.results]
-                means = [_mean(values) for values in zip(*over_time, strict=True)]
+                means = [mean_of_known(values) for values in zip(*over_time, strict=True)]
                 fair = fair_share(row.results[0].spec, name)
                 body.append([scene, row.policy, name, *(shown(value, ".0%") for value in (fair, *means))])
     if not body:
@@ -72,8 +72,3 @@ def fair_share(spec: RunSpec, name: str) -> float | None:
 @lru_cache(maxsize=16)
 def _alone_rps(workload: str, engine: EngineConfig) -> float:
     return knee_rps(workload_of(workload), (LabServer("alone", engine),))
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None

@@ -5,7 +5,6 @@ were served. Of several loads also the goodput, as far as these tell it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
 
 from epp.lab.comparison import Row
 from epp.lab.sweep import RATIOS
@@ -127,7 +126,7 @@ def _cell(row: Row, figure: str, how: str) -> str:
 
 def _shares(row: Row) -> str:
     """The least and the most that a server had of the requests."""
-    shares = [fmean(r.servers[name]["share"] or 0.0 for r in row.results) for name in row.results[0].servers]
+    shares = row.shares.values()
     return f"{min(shares):.0%}-{max(shares):.0%}"
 
 

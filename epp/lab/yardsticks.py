@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from math import ceil
+from statistics import fmean
 
 from epp.lab.experiment import Served
 from epp.latency.types import Source, Target
@@ -19,6 +20,12 @@ def percentile(values: Iterable[float], ratio: float) -> float | None:
 def mean(values: Iterable[float]) -> float | None:
     values = list(values)
     return sum(values) / len(values) if values else None
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Of those figures that there are."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def variation(values: Iterable[float]) -> float | None:
