@@ -4,8 +4,10 @@ import argparse
 from typing import Any
 
 from epp.cli.flags import Parser, positive
+from epp.cli.lab_files import keep_apart, new_file, report_file, write, write_json
 from epp.cli.lab_fit import add_fit
 from epp.cli.lab_flags import (
+    add_how_many,
     add_outputs,
     add_scene,
     jobs_of,
@@ -13,12 +15,11 @@ from epp.cli.lab_flags import (
     policies_of,
     print_failures,
     print_trace,
+    rates_of,
     scene_of,
-    write,
-    write_json,
     write_out,
 )
-from epp.cli.lab_values import above_zero, loads, names, new_file, report_file, seeds, utf8
+from epp.cli.lab_values import above_zero, loads, names, seeds, utf8
 from epp.problem import Problem
 
 _DESCRIPTION = """\
@@ -83,15 +84,7 @@ def _add_run(actions: Any) -> None:
     )
     run.set_defaults(run=_run)
     add_scene(run)
-    how_many = run.add_mutually_exclusive_group()
-    how_many.add_argument(
-        "--load",
-        type=loads,
-        default=(0.8,),
-        metavar="X[,X…]",
-        help="rate as a share of the knee: of what the pool can answer at most (default 0.8)",
-    )
-    how_many.add_argument("--rate", type=above_zero, metavar="RPS", help="mean arrival rate, instead of --load")
+    add_how_many(run, loads, "0.8", "X[,X…]")
     run.add_argument("--fault", type=utf8, action="append", default=[], metavar="FAULT", help=_FAULT_HELP)
     add_outputs(run)
 
@@ -102,16 +95,13 @@ slow2x@T[+D], fail@T+D (answers 500), add@T (one more joins); D is 15s unless gi
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from epp.lab.comparison import compare, knees_of, specs_of
+    from epp.lab.comparison import compare, specs_of
 
-    pair = scene_of(arguments)
+    keep_apart(arguments)
+    pair, policies, like = scene_of(arguments), policies_of(arguments), like_of(arguments)
     print_trace(arguments)
-    if arguments.rate is None:
-        knees = knees_of([pair], jobs_of(arguments))
-        wanted = arguments.load
-    else:
-        knees, wanted = {pair: 1.0}, (arguments.rate,)
-    specs = specs_of([pair], policies_of(arguments), wanted, arguments.seeds, knees, like_of(arguments))
+    knees, wanted = rates_of(arguments, pair, arguments.load)
+    specs = specs_of([pair], policies, wanted, arguments.seeds, knees, like)
     rows = compare(specs, knees if arguments.rate is None else {}, jobs_of(arguments))
     write_out(rows, arguments)
     return 0
@@ -143,13 +133,13 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from epp.lab.sweep import sweep
     from epp.lab.table import PAIRS, POOL, goodput_table
 
+    keep_apart(arguments)
     if arguments.workload == "all" and arguments.pool != POOL:
         raise Problem(f"--pool {arguments.pool}: --workload all is on the pools of `epp lab table`; name one workload")
     pairs = list(PAIRS) if arguments.workload == "all" else [scene_of(arguments)]
+    policies, like, jobs = policies_of(arguments), like_of(arguments), jobs_of(arguments)
     print_trace(arguments)
-    jobs = jobs_of(arguments)
-    knees = knees_of(pairs, jobs)
-    goodputs = sweep(pairs, policies_of(arguments), arguments.seeds, knees, like_of(arguments), jobs, arguments.scale)
+    goodputs = sweep(pairs, policies, arguments.seeds, knees_of(pairs, jobs), like, jobs, arguments.scale)
     print(goodput_table(goodputs, arguments.markdown))
     print_failures((g.policy, g.failing_plugins) for g in goodputs)
     if arguments.json is not None:
@@ -188,6 +178,7 @@ def _table(arguments: argparse.Namespace) -> int:
     from epp.lab.runs import policy_of, workload_of
     from epp.lab.spec import RunSpec
 
+    keep_apart(arguments)
     quick = arguments.quick
     policies = arguments.policies or (table.QUICK_POLICIES if quick else table.ALL_POLICIES)
     if "all" in policies:
@@ -223,22 +214,20 @@ def _add_faults(actions: Any) -> None:
     )
     faults.set_defaults(run=_faults)
     add_scene(faults)
-    faults.add_argument(
-        "--load", type=above_zero, default=0.6, metavar="X", help="rate as a share of the knee (default %(default)s)"
-    )
+    add_how_many(faults, above_zero, "0.6", "X")
     faults.add_argument("--json", type=new_file, metavar="FILE", help="also write every result there")
     faults.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
 
 def _faults(arguments: argparse.Namespace) -> int:
-    from epp.lab.comparison import knees_of, specs_of
+    from epp.lab.comparison import specs_of
     from epp.lab.faults import faults_table, run_scenes
 
-    pair, jobs = scene_of(arguments), jobs_of(arguments)
+    keep_apart(arguments)
+    pair, policies, like = scene_of(arguments), policies_of(arguments), like_of(arguments)
     print_trace(arguments)
-    knees = knees_of([pair], jobs)
-    policies = policies_of(arguments)
-    found = run_scenes(specs_of([pair], policies, [arguments.load], arguments.seeds, knees, like_of(arguments)), jobs)
+    knees, wanted = rates_of(arguments, pair, [arguments.load])
+    found = run_scenes(specs_of([pair], policies, wanted, arguments.seeds, knees, like), jobs_of(arguments))
     print(faults_table(found, arguments.markdown))
     print_failures((row.policy, r.plugin_failures) for _, rows in found for row in rows for r in row.results)
     if arguments.json is not None:

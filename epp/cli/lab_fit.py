@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from epp.cli.flags import positive
-from epp.cli.lab_flags import write
-from epp.cli.lab_values import new_file
+from epp.cli.lab_files import keep_apart, new_file, write
 
 
 def add_fit(actions: Any) -> None:
@@ -42,6 +41,7 @@ def _fit(arguments: argparse.Namespace) -> int:
     from epp.lab.measure import LADDER, measure
     from epp.lab.pools import shape_named, shape_text, with_long_contexts
 
+    keep_apart(arguments)
     like = shape_named(arguments.like, "--like")
     if arguments.csv is not None:
         measurements = read_measurements(arguments.csv)

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epp.cli.flags import positive, ratio
-from epp.cli.lab_values import above_zero, interval, names, new_file, report_file, seconds, seeds, sigma, utf8
+from epp.cli.lab_files import new_file, report_file, write, write_json
+from epp.cli.lab_values import above_zero, interval, names, seconds, seeds, sigma, utf8
 from epp.problem import Problem
 from epp.sim.timing import STEP_NOISE_SIGMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from epp.lab.comparison import Row
     from epp.lab.workloads.workload import Targets
@@ -89,6 +90,31 @@ def add_scene(parser: Any, several: bool = False) -> None:
         "default",
     )
     parser.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one per core)")
+
+
+def add_how_many(parser: Any, load: "Callable[[str], Any]", default: str, metavar: str) -> None:
+    """How many requests, by the knee or by the clock; `load` reads what is written after --load."""
+    how_many = parser.add_mutually_exclusive_group()
+    how_many.add_argument(
+        "--load",
+        type=load,
+        default=default,
+        metavar=metavar,
+        help="rate as a share of the knee: of what the pool can answer at most (default %(default)s)",
+    )
+    how_many.add_argument("--rate", type=above_zero, metavar="RPS", help="mean arrival rate, instead of --load")
+
+
+def rates_of(
+    arguments: argparse.Namespace, pair: tuple[str, str], loads: "Sequence[float]"
+) -> "tuple[Mapping[tuple[str, str], float], Sequence[float]]":
+    """What makes rates when multiplied: the knee and `loads`, or 1 rps and --rate, which does without the knee. Raises
+    `Problem`."""
+    from epp.lab.comparison import knees_of
+
+    if arguments.rate is not None:
+        return {pair: 1.0}, (arguments.rate,)
+    return knees_of([pair], jobs_of(arguments)), loads
 
 
 def add_outputs(parser: Any) -> None:
@@ -193,17 +219,3 @@ def print_failures(found: "Iterable[tuple[str, Iterable[str]]]") -> None:
     failures = {f"{name} ({policy})" for policy, types in found for name in types}
     if failures:
         print(f"\nplugins that raised: {', '.join(sorted(failures))}")
-
-
-def write_json(path: Path, value: Any) -> None:
-    import orjson
-
-    options = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
-    write(path, orjson.dumps(value, option=options))
-
-
-def write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise Problem(f"{path}: cannot be written: {error.strerror}") from error

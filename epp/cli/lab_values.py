@@ -1,11 +1,8 @@
 """What may be written after the flags of `epp lab`."""
 
 import argparse
-import os
-from pathlib import Path
 
 from epp.cli.flags import positive
-from epp.problem import Problem
 
 _MOST_SEEDS = 1_000
 _MOST_SIGMA = 1.0  # where one step in twenty takes more than five times as long as the median
@@ -33,27 +30,6 @@ def seeds(text: str) -> int:
     if value > _MOST_SEEDS:
         raise argparse.ArgumentTypeError(f"{text!r} is more than {_MOST_SEEDS}")
     return value
-
-
-def new_file(text: str) -> Path:
-    """A file to write once the work is done; that it cannot be is said before."""
-    path = Path(text)
-    try:
-        if path.is_dir():
-            raise Problem(f"{path}: cannot be written: it is a directory")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            why = "permission denied" if path.parent.is_dir() else f"there is no directory {path.parent}"
-            raise Problem(f"{path}: cannot be written: {why}")
-    except OSError as error:
-        raise Problem(f"{path}: cannot be written: {error.strerror}") from error
-    return path
-
-
-def report_file(text: str) -> Path:
-    from epp.lab.html_report import require_matplotlib
-
-    require_matplotlib()
-    return new_file(text)
 
 
 def above_zero(text: str) -> float:

@@ -13,7 +13,7 @@ model and machine alone:
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -156,13 +156,23 @@ def shape_named(name: str, where: str) -> EngineConfig:
     return engine
 
 
+def shape_files(text: str) -> list[Path]:
+    """Those that a pool names."""
+    return [Path(name) for name, _ in _parts(text) if name.endswith(".json")]
+
+
+def _parts(text: str) -> Iterator[tuple[str, int]]:
+    """Shapes, and how many servers of each."""
+    for part in text.split("+"):
+        found = _PART.fullmatch(part.strip())
+        yield (found["name"], int(found["number"] or 1)) if found else (part.strip(), 1)
+
+
 def parse_pool(text: str) -> tuple[LabServer, ...]:
     """The servers of `h100x4+a100x4`, named `h100-0`, … A shape alone is one server; one may be a file of one's own,
     as in `mine.jsonx4`. Raises `Problem`."""
     servers: list[LabServer] = []
-    for part in text.split("+"):
-        found = _PART.fullmatch(part.strip())
-        name, number = (found["name"], int(found["number"] or 1)) if found else (part.strip(), 1)
+    for name, number in _parts(text):
         engine = shape_named(name, f"pool {text!r}")
         name = Path(name).stem if name.endswith(".json") else name
         if len(servers) + number > MOST_SERVERS:

@@ -69,7 +69,10 @@ def knee_of(workload: str, pool: str) -> float:
     """See `epp.lab.knee`. Raises `Problem`."""
     knee = knee_rps(workload_of(workload), parse_pool(pool))
     if knee <= 0.0:
-        raise Problem(f"{workload}: too short to find the knee of {pool}; `epp lab run --rate` does without it")
+        raise Problem(
+            f"{workload}: too short to find the knee of {pool}; --rate of `epp lab run` and `epp lab faults` does "
+            "without it"
+        )
     return knee
 
 

@@ -178,6 +178,21 @@ def test_what_is_wrong_is_said_in_a_line(flags: list[str], says: str, capsys) ->
     assert says in capsys.readouterr().err
 
 
+def test_faults_are_run_at_a_rate_too(tmp_path, capsys) -> None:
+    """Of a trace that is too short for a knee, so that without one is what it is."""
+    trace, out = tmp_path / "short.jsonl", tmp_path / "out.json"
+    row = '{"timestamp": %d, "input_length": 300, "output_length": 20, "hash_ids": []}\n'
+    trace.write_text("".join(row % (100 * i) for i in range(8)))
+    flags = ["lab", "faults", "--trace", str(trace), "--pool", "h100x2", "--policies", "random", "--jobs", "1"]
+    assert main(flags) == 2
+    assert "--rate of `epp lab run` and `epp lab faults` does without it" in capsys.readouterr().err
+    assert main([*flags, "--rate", "2", "--json", str(out)]) == 0
+    assert " at 2 rps, 4 s;" in capsys.readouterr().out
+    assert {run["spec"]["rate_rps"] for run in json.loads(out.read_bytes())} == {2.0}
+    assert main([*flags, "--rate", "2", "--load", "0.5"]) == 2
+    assert "--load: not allowed with argument --rate" in capsys.readouterr().err
+
+
 def test_a_sweep_of_all_workloads_has_its_own_pools(capsys) -> None:
     assert main(["lab", "sweep", "--workload", "all", "--pool", "h100x8"]) == 2
     assert "--pool h100x8: --workload all is on the pools of `epp lab table`" in capsys.readouterr().err
@@ -237,7 +252,7 @@ def test_a_trace_too_short_for_a_knee_asks_for_a_rate(tmp_path, capsys) -> None:
     trace.write_text("".join(row % (100 * i) for i in range(8)))
     flags = ["lab", "run", "--trace", str(trace), "--pool", "h100", "--policies", "random", "--jobs", "1"]
     assert main(flags) == 2
-    assert "`epp lab run --rate` does without it" in capsys.readouterr().err
+    assert "--rate of `epp lab run` and `epp lab faults` does without it" in capsys.readouterr().err
     assert main([*flags, "--rate", "2"]) == 0
     assert " at 2 rps, 4 s;" in capsys.readouterr().out  # eight requests, and not the two minutes of a long trace
     assert main([*flags, "--rate", "2", "--duration", "1m"]) == 2
