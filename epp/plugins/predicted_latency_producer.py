@@ -139,7 +139,7 @@ class PredictedLatencyProducer(
         for header in asked.slo.invalid:
             self._observe(cycle, "slo_header_invalid", 1, header=header)
         load = cycle.get(self._load_key) or InFlightLoad(*self.services.ledger.load(snapshot))
-        slow_start = self._slow_start.choose(candidates.rows, snapshot.row_by_id, load.requests, cycle.now_s, cycle.rng)
+        slow_start = self._slow_start.choose(candidates.rows, snapshot, load.requests, cycle.now_s, cycle.rng)
         if slow_start is not None:
             cycle.publish(self._slow_start_key, slow_start)
         reason = self._predict(cycle, candidates, load, asked)
@@ -271,7 +271,7 @@ class PredictedLatencyProducer(
         """Failing servers. What the client did is not the server's fault, nor its merit."""
         status = outcome.status
         if outcome.cause is EndCause.UPSTREAM_ERROR or (status is not None and status >= 500):
-            self._note("failed", outcome.served_endpoint_id, outcome.ended_s)
+            self._note("failed", outcome.served_endpoint_id, outcome.dispatched_s, outcome.ended_s)
         elif outcome.cause is EndCause.NATURAL and is_good(status):
             if outcome.first_token_s is None:
                 self._note("answers", outcome.served_endpoint_id, outcome.dispatched_s)
@@ -309,10 +309,10 @@ class PredictedLatencyProducer(
 
     # --- together with peers ----------------------------------------------------------------------------------------
 
-    def _note(self, what: str, endpoint_id: str, at_s: float) -> None:
+    def _note(self, what: str, endpoint_id: str, *times_s: float) -> None:
         """For the slow start: `answers`, `answered` or `failed`. Peers are told what was news."""
-        if getattr(self._slow_start, what)(endpoint_id, at_s) and self.tell is not None:
-            self.tell((what, endpoint_id, at_s))
+        if getattr(self._slow_start, what)(endpoint_id, *times_s) and self.tell is not None:
+            self.tell((what, endpoint_id, times_s))
 
     def _tell_lowest(self, endpoint_id: str) -> None:
         if self.tell is not None:
@@ -327,7 +327,7 @@ class PredictedLatencyProducer(
             case "remembered":
                 self._slow_start.recall(endpoint_id, value)
             case "answers" | "answered" | "failed":
-                getattr(self._slow_start, what)(endpoint_id, value)
+                getattr(self._slow_start, what)(endpoint_id, *value)
 
     def known(self) -> Iterator[Any]:
         for endpoint_id, remembered in self._slow_start.remembered():

@@ -126,6 +126,11 @@ def test_a_server_that_fails_gets_next_to_nothing_and_has_its_third_again_soon()
     assert failing < 0.1 < 0.2 < min(before, later)
 
 
+def test_a_server_that_died_has_its_third_again_at_once() -> None:
+    before, dead, back = shares_of_ours("h100-0", "kill@5s+7s", [(0.0, 5.0), (5.0, 12.0), (12.0, 16.0)])
+    assert dead < 0.05 < 0.2 < min(before, back), (before, dead, back)
+
+
 def test_what_a_scene_does_not_change_is_as_the_run_has_it() -> None:
     seldom = replace(SPEC, metrics_interval_ms=(2e3, 2e3))
     assert spec_in(BY_NAME["nothing"], seldom) == seldom
