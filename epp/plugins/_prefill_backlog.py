@@ -1,4 +1,4 @@
-"""The prompts that wait on each server: how many, and what they cost in tokens and in pairs of tokens that attend.
+"""The prompts that wait on each server: what they cost in tokens and in pairs of tokens that attend.
 
 Computing a prompt takes time in proportion to its new tokens, and, for attention, to the pairs of a new token and one
 before it: with u of p tokens to compute that is u · (p - u / 2). A prompt of 30,000 tokens takes twice as long as ten
@@ -54,13 +54,12 @@ class PrefillBacklog:
         if not waiting.requests:
             del self._by_endpoint[endpoint_id]
 
-    def of(self, endpoint_ids: Sequence[str]) -> tuple[FloatArray, FloatArray]:
-        """For each endpoint how many requests wait there, and their pairs per token; 0 where nothing waits."""
-        requests, pairs_per_token = np.zeros(len(endpoint_ids)), np.zeros(len(endpoint_ids))
+    def pairs_per_token(self, endpoint_ids: Sequence[str]) -> FloatArray:
+        """Of the prompts that wait at each endpoint; 0 where nothing waits."""
+        pairs_per_token = np.zeros(len(endpoint_ids))
         waiting: Mapping[str, _Waiting] = self._by_endpoint
         if waiting:
             for row, endpoint_id in enumerate(endpoint_ids):
                 if (here := waiting.get(endpoint_id)) is not None:
-                    requests[row] = here.requests
                     pairs_per_token[row] = here.pairs / here.tokens
-        return requests, pairs_per_token
+        return pairs_per_token

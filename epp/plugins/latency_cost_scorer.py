@@ -6,18 +6,17 @@ the pace and in tokens instead of milliseconds it is the published policy LMetri
 fast server and a slow one, between one long prompt and many short ones, and between waiting for a cached prefix and
 computing it elsewhere: affinity needs no threshold, it is what comes out cheapest.
 
-To this come the targets. What a choice costs is multiplied the more of them it is expected to miss: the request's own,
-and those of requests that run there already and that this one would slow down. So a server that is at its limit is
-spared, one that has room for more takes it. And time beyond a target, which is missed then, hardly counts, and
-for a request that no server has in time, nor do those who wait in vain already: what cannot be saved goes where it
-spoils least, to servers that are late already, instead of making all of them late.
+To this come the targets, where a request names some. What a choice is expected to cost in targets kept
+(`epp.plugins._targets_at_stake`) counts with its third power and more: it decides, and the price where as many would be
+kept. Time beyond a target, which is missed then, does not count in the price. So a server that is at its limit is
+spared, one that has room for more takes it, and what cannot be saved goes where it spoils least, to servers that are
+late already, instead of making all of them late.
 
 How fast each server is is learned from its own answers (`epp.latency.endpoint_laws`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,15 @@ from pydantic import Field
 from epp.latency.endpoint_laws import EndpointLaws
 from epp.latency.types import Target
 from epp.ledger import Outcome
+from epp.plugins._arrivals import Arrivals
+from epp.plugins._hopes import Hopes
 from epp.plugins._latency_samples import measure
 from epp.plugins._prefill import prefill_row
 from epp.plugins._prefill_backlog import PrefillBacklog, attention_pairs
 from epp.plugins._signals import fresh
-from epp.plugins._slo import Slo, slo_of
+from epp.plugins._slo import slo_of
 from epp.plugins._slow_start import without_held_back, zero_for_others
+from epp.plugins._targets_at_stake import LEAST_TARGET_MS, Prospect, Spreads, look_ahead
 from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
@@ -52,20 +54,16 @@ from epp.scheduling.plugin import EndHook, FirstTokenHook, Parameters, PreReques
 # operations beside the 2 · parameters of a token, at half the efficiency, of 18.5 µs per token.
 _TTFT_MS = (28.0, 0.0185, 1.2e-6)  # constant, per token to compute, per pair
 _TPOT_MS = (7.2, 0.1, 0.0002, 0.00005)  # constant, per request there, per token to compute, per token of context
-_LEAST_SPREAD = 0.1
-_LEAST_TARGET_MS = 1e-3  # below, all are late; prices of next to nothing could not be compared
 _OUTPUT_SAMPLES = 500  # so many the mean length of answers remembers
-_NORMAL_TO_LOGISTIC = 1.702  # 1 / (1 + exp(-1.702 z)) is within 0.01 of the normal distribution
-_MOST_EXPONENT = 40.0
 _OTHERS_RATIO, _OTHERS_REQUESTS = 1.25, 8.0  # pages are old: so far above our own count they say nothing of others
 
 
 class LatencyCostParameters(Parameters):
-    missed_target_weight: float = Field(
-        10.0,
+    stake_exponent: float = Field(
+        3.33,
         ge=0,
-        le=1e6,  # far beyond, prices are no numbers any more
-        description="How many times its cost is added for each target expected to be missed; 0: none.",
+        le=20,  # far beyond, prices are no numbers any more
+        description="How much the targets at stake count beside the price: as this power of them; 0: not at all.",
     )
     expected_output_tokens: float = Field(
         150.0, gt=0, description="Length of an answer before any was seen; then it is learned."
@@ -84,8 +82,8 @@ class _Priced:
         uncached_tokens, pairs: of this request's prompt.
         tokens_before, pairs_before: of those that wait.
         requests: with this one.
-        waiting: of them, those sent by us whose first token has not come; without this one.
         context_tokens: of those that decode, and the prompt.
+        in_time, paced: how likely this request keeps its TTFT target, and that of TPOT; 1 as long as it is not known.
     """
 
     rows: IntArray
@@ -94,8 +92,9 @@ class _Priced:
     tokens_before: FloatArray
     pairs_before: FloatArray
     requests: FloatArray
-    waiting: FloatArray
     context_tokens: FloatArray
+    in_time: FloatArray
+    paced: FloatArray
 
 
 @dataclass(slots=True)
@@ -110,20 +109,18 @@ class _Sent:
 class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
     """score = lowest cost / cost, with
 
-        cost = wait · (requests there + 1) · TPOT · (1 + missedTargetWeight · m)
+        cost = wait · (requests there + 1) · TPOT · targets at stake ^ stakeExponent
         wait = step + prefill before it + its own prefill
 
-    in ms by what was learned of each server. Beyond the TTFT target a wait grows by its logarithm only, and a TPOT
-    counts as its target at most. Of those who wait there for a first token only as many count as are likely to get it
-    within that target; the others do count as far as this request could keep its own targets on some server. m is the
-    targets that are expected to be missed: the probability that the request misses one of its own, plus, for each
-    request in flight there, by how much this one raises the probability that it misses the same TPOT target. A cached
-    prefix is prefill that is not needed. Two idle servers of which one prefills the prompt in 93 ms and the other,
-    three times as slow, in 280 ms, with steps of 7 and 12 ms: costs 100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
+    in ms by what was learned of each server. A wait counts as the TTFT target at most, a TPOT as its target, and of the
+    requests there those that can still keep both. At stake are the targets of this request, of those there whom it
+    slows down, and of those who come after it. A cached prefix is prefill that is not needed. Two idle servers of which
+    one prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of 7 and 12 ms: costs
+    100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
 
-    *Without targets* (`x-slo-ttft-ms`, `x-slo-tpot-ms`) m is 0. *New servers* are taken to be like the pool. Where
-    predicted-latency-producer runs, new and failing servers have their turn as it says. *Others' traffic* counts where
-    a server reports far more requests than we sent.
+    *Without targets* (`x-slo-ttft-ms`, `x-slo-tpot-ms`) nothing is at stake, and all requests there count. *New
+    servers* are taken to be like the pool. Where predicted-latency-producer runs, new and failing servers have their
+    turn as it says. *Others' traffic* counts where a server reports far more requests than we sent.
 
     Best with max-score-picker: the product keeps servers level by itself.
     """
@@ -133,13 +130,15 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
 
     def __init__(self, name: str, parameters: LatencyCostParameters, services: Services) -> None:
         super().__init__(name, parameters, services)
-        self._weight = parameters.missed_target_weight
+        self._exponent = parameters.stake_exponent
         self._load_key = IN_FLIGHT_LOAD.by(parameters.in_flight_load_producer_name)
         self._uncached_key = UNCACHED_TOKENS.by(parameters.in_flight_load_producer_name)
         self._match_key = PREFIX_MATCH.by(None)
         self._slow_start_key = SLOW_START.by(parameters.latency_prediction_info_producer_name)
         self._ttft, self._tpot = EndpointLaws(_TTFT_MS), EndpointLaws(_TPOT_MS)
         self._backlog = PrefillBacklog()
+        self._hopes = Hopes()
+        self._arrivals = Arrivals()
         self._output_tokens = parameters.expected_output_tokens
         self._answers = 1
         self._version: int | None = None
@@ -169,32 +168,26 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             + per_context * priced.context_tokens
         )
         wait_ms = base + prefill_ms
+        self._arrivals.add(cycle.now_s)
         slo = slo_of(cycle.request.headers)
-        if not (slo.constrained and self._weight > 0):
+        if not (slo.constrained and self._exponent > 0):
             return _scored(wait_ms * priced.requests * tpot_ms)
-        queue_ms = overhead + prefill_ms - own_ms + cycle.waited_ms
-        kept, before = self._kept(slo, queue_ms + own_ms, tpot_ms)
-        held_up = priced.requests
-        if slo.ttft_ms is not None:
-            in_vain = priced.waiting * (1.0 - _within(slo.ttft_ms, queue_ms, self._ttft.spread))
-            held_up = held_up - in_vain * (1.0 - kept.max())
-        missed = 1.0 - kept
-        if slo.tpot_ms is not None:
-            output_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
-            added_ms = per_request + per_context * _prompt_tokens(cycle) + own_ms / max(output_tokens, 1.0)
-            after = _within(slo.tpot_ms, tpot_ms + added_ms, self._tpot.spread)
-            missed = missed + (priced.requests - 1.0) * (before - after)
-        wait_ms, pace_ms = _late_counts_less(slo, wait_ms, tpot_ms)
-        return _scored(wait_ms * held_up * pace_ms * (1.0 + self._weight * missed))
-
-    def _kept(self, slo: Slo, ttft_ms: FloatArray, tpot_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """How likely both targets are kept, and how likely that of TPOT is; what is not asked for is kept."""
-        both = tpot = np.ones(len(ttft_ms))
-        if slo.tpot_ms is not None:
-            both = tpot = _within(slo.tpot_ms, tpot_ms, self._tpot.spread)
-        if slo.ttft_ms is not None:
-            both = tpot * _within(slo.ttft_ms, ttft_ms, self._ttft.spread)
-        return both, tpot
+        output_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
+        step_ms = per_request + per_context * _prompt_tokens(cycle)  # that this request adds to each
+        shares = candidates.take(self._hopes.shares(self._endpoint_ids))
+        prospect = Prospect(
+            queue_ms=overhead + prefill_ms - own_ms + cycle.waited_ms,
+            own_ms=own_ms,
+            tpot_ms=tpot_ms,
+            tpot_before_ms=tpot_ms - step_ms,
+            slowdown_ms=step_ms + own_ms / max(output_tokens, 1.0),
+            hopeful=(priced.requests - 1.0) * shares,
+        )
+        spreads = Spreads(self._ttft.spread, self._tpot.spread)
+        outlook = look_ahead(slo, prospect, spreads, self._arrivals.per_s / len(candidates))
+        priced.in_time, priced.paced = outlook.in_time, outlook.paced
+        price = _up_to(slo.ttft_ms, wait_ms) * (prospect.hopeful + 1.0) * _up_to(slo.tpot_ms, tpot_ms)
+        return _scored(price * outlook.at_stake**self._exponent)
 
     def _look(self, cycle: Cycle, candidates: Candidates) -> _Priced:
         prompt_tokens = _prompt_tokens(cycle)
@@ -204,7 +197,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         own = np.maximum(own, 1.0)  # the last token of a prompt is always computed
         before = nothing if load is None else candidates.take(load.prefill_tokens)
         requests = nothing if load is None else candidates.take(load.requests)
-        waiting, pairs_per_token = self._backlog.of(self._endpoint_ids)
+        pairs_per_token = self._backlog.pairs_per_token(self._endpoint_ids)
         snapshot = candidates.snapshot
         reported = fresh(snapshot.waiting_requests, candidates, cycle.now_s) + fresh(
             snapshot.running_requests, candidates, cycle.now_s
@@ -217,8 +210,9 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             tokens_before=before,
             pairs_before=before * candidates.take(pairs_per_token),
             requests=requests + others + 1.0,
-            waiting=np.minimum(candidates.take(waiting), requests),
             context_tokens=prompt_tokens + (nothing if load is None else candidates.take(load.decode_tokens)),
+            in_time=nothing + 1.0,
+            paced=nothing + 1.0,
         )
 
     def _laws(self, laws: EndpointLaws, candidates: Candidates) -> FloatArray:
@@ -250,14 +244,19 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             (1.0, own + before, pairs + pairs_before),
             (1.0, float(priced.requests[at]), before, float(priced.context_tokens[at])),
         )
+        self._hopes.add(cycle.request.id, chosen.id, float(priced.in_time[at]), float(priced.paced[at]))
         if prefill_row(decision) is None:
             self._backlog.add(cycle.request.id, chosen.id, own, pairs)
 
     def first_token(self, cycle: Cycle, decision: Decision, at_s: float) -> None:
         self._backlog.remove(cycle.request.id)
+        ttft_ms = slo_of(cycle.request.headers).ttft_ms
+        waited_ms = (at_s - cycle.now_s) * 1e3 + cycle.waited_ms
+        self._hopes.settle(cycle.request.id, in_time=ttft_ms is None or waited_ms <= ttft_ms)
 
     def end(self, cycle: Cycle, decision: Decision, outcome: Outcome) -> None:
         self._backlog.remove(cycle.request.id)
+        self._hopes.remove(cycle.request.id)
         sent = cycle.state.pop(self.name, None)
         if not isinstance(sent, _Sent) or outcome.served_endpoint_id != sent.endpoint_id:
             return
@@ -291,23 +290,7 @@ def _scored(cost: FloatArray) -> FloatArray:
     return scores
 
 
-def _late_counts_less(slo: Slo, wait_ms: FloatArray, tpot_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Both as they are priced: a wait of e times its target as one of twice that, a TPOT as its target at most.
-
-    What is late has missed its target, which m says. If the price grew on in proportion, late requests would keep all
-    servers level, and with more work than can be done in time all of them late. That a wait counts a little beyond its
-    target spares servers that are late for a moment, and their caches.
-    """
-    if slo.ttft_ms is not None:
-        target_ms = max(slo.ttft_ms, _LEAST_TARGET_MS)
-        wait_ms = np.minimum(wait_ms, target_ms) * (1.0 + np.log(np.maximum(wait_ms / target_ms, 1.0)))
-    if slo.tpot_ms is not None:
-        tpot_ms = np.minimum(tpot_ms, max(slo.tpot_ms, _LEAST_TARGET_MS))
-    return wait_ms, tpot_ms
-
-
-def _within(target_ms: float, expected_ms: FloatArray, spread: float) -> FloatArray:
-    """Probability that what is expected to take `expected_ms` takes less than the target: a lognormal, nearly."""
-    z = (log(target_ms) - np.log(expected_ms)) / max(spread, _LEAST_SPREAD)
-    kept: FloatArray = 1.0 / (1.0 + np.exp(np.clip(-_NORMAL_TO_LOGISTIC * z, -_MOST_EXPONENT, _MOST_EXPONENT)))
-    return kept
+def _up_to(target_ms: float | None, expected_ms: FloatArray) -> FloatArray:
+    """What is late has missed its target, which is at stake. If the price grew on, late requests would keep all servers
+    level, and with more work than can be done in time all of them late."""
+    return expected_ms if target_ms is None else np.minimum(expected_ms, max(target_ms, LEAST_TARGET_MS))

@@ -27,7 +27,7 @@ TARGETS = st.sampled_from([None, "1e-320", "0.001", "1", "200", "86400000", "0",
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers(0, 2), st.sampled_from([1, 300, 10**6]))))
-def test_counts_are_those_of_who_waits(happenings: list[tuple[int, int | None, int]]) -> None:
+def test_pairs_are_those_of_who_waits(happenings: list[tuple[int, int | None, int]]) -> None:
     """A request is sent to a server, again maybe, or its wait is over (`None`), also without it having been sent."""
     backlog, waiting = PrefillBacklog(), {}
     for request, server, tokens in happenings:
@@ -38,9 +38,9 @@ def test_counts_are_those_of_who_waits(happenings: list[tuple[int, int | None, i
             backlog.add(str(request), IDS[server], float(tokens), float(attention_pairs(np.float64(tokens), tokens)))
             waiting[request] = server, tokens
         there = [[tokens for at, tokens in waiting.values() if at == row] for row in range(3)]
-        requests, pairs_per_token = backlog.of(IDS)
-        assert requests.tolist() == [len(lengths) for lengths in there]
-        assert pairs_per_token.tolist() == [sum(n * n / 2 for n in at) / sum(at) if at else 0 for at in there]
+        assert backlog.pairs_per_token(IDS).tolist() == [
+            sum(n * n / 2 for n in at) / sum(at) if at else 0 for at in there
+        ]
 
 
 HAPPENINGS = st.lists(
@@ -56,11 +56,11 @@ HAPPENINGS = st.lists(
 
 
 @settings(max_examples=60)
-@given(HAPPENINGS, st.sampled_from([0, 10, 1e6]))
-def test_scores_are_numbers_and_nothing_is_left_of_requests_however_they_come_and_go(happenings, weight) -> None:
+@given(HAPPENINGS, st.sampled_from([0, 3.3, 20]))
+def test_scores_are_numbers_and_nothing_is_left_of_requests_however_they_come_and_go(happenings, exponent) -> None:
     """Servers leave and come back while requests wait on them; first tokens come twice, or never."""
     ledger = Ledger()
-    scorer, version, open_requests = make("latency-cost-scorer", {"missedTargetWeight": weight}, ledger=ledger), 1, {}
+    scorer, version, open_requests = make("latency-cost-scorer", {"stakeExponent": exponent}, ledger=ledger), 1, {}
     pool = _pool(SERVERS, version)
 
     def end(cycle, decision, cause, took_ms) -> None:
@@ -94,8 +94,10 @@ def test_scores_are_numbers_and_nothing_is_left_of_requests_however_they_come_an
                 end(*open_requests.pop(request), cause, took_ms)
     for cycle, decision in open_requests.values():
         end(cycle, decision, EndCause.CLIENT_GONE, 1.0)
-    assert not any(np.any(counts) for counts in scorer._backlog.of(IDS))
     assert not scorer._backlog._by_request
+    assert not scorer._backlog._by_endpoint
+    assert not scorer._hopes._by_request
+    assert not scorer._hopes._by_endpoint
 
 
 def _pool(servers, version: int) -> Candidates:

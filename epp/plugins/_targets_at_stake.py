@@ -1,0 +1,120 @@
+"""What a request is expected to cost in targets kept, at each server: its own, those of others, those yet to come.
+
+Probabilities are added up, so that one request lost for certain and two lost by even odds are the same. Five things:
+
+1. *Its own targets*: the probability that it misses one of them.
+2. *Those who are there*: by how much it raises the probability that they miss the same TPOT target, for each who can
+   still keep his. Who waited too long for a first token has nothing left to lose.
+3. *Those who will follow it*: a prompt leaves its prefix there, and whoever asks for it again is best served there.
+   Where even a request without a prefill of its own would be late, they are lost, too. Without this, what is lost
+   would gather on one server with all that comes after it, although the pool has room for all.
+4. *Those who come to the same server next*: its prefill takes time there, in which so many requests arrive. A little of
+   that is always lost; more where they would have been in time. So at overload what cannot be saved gathers where
+   everyone is late already, and the other servers stay in time.
+5. *Slack*: a tenth of the targets' shares that are used up, its own and others'. It decides between servers of which
+   all keep all targets.
+
+The lab's oracle goes by sums like these, with a sight of the engines.
+"""
+
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+
+from epp.plugins._slo import Slo
+from epp.scheduling.data import FloatArray
+
+_FOLLOWED_PRICE = 1.3
+_TIME_PRICE, _TIMELY_PRICE = 0.25, 0.4  # per request that arrives meanwhile: in any case, and where it would be in time
+_SLACK_PRICE = 0.1
+"""Found by trial in the lab, on all workloads at loads from 0.5 to 1.2."""
+
+_LEAST_SPREAD = 0.1
+_NORMAL_TO_LOGISTIC = 1.702  # 1 / (1 + exp(-1.702 z)) is within 0.01 of the normal distribution
+_MOST_EXPONENT = 40.0
+_LEAST_STAKE = 1e-9  # prices are compared by their ratio
+LEAST_TARGET_MS = 1e-3  # below, all are late
+_LEAST_EXPECTED_MS = 1e-6
+
+
+class Prospect(NamedTuple):
+    """What a request is expected to meet. One value per candidate.
+
+    Attributes:
+        queue_ms: to the first token, but for its own prefill.
+        own_ms: its own prefill.
+        tpot_ms, tpot_before_ms: with this request and without it.
+        slowdown_ms: by how much it makes each token of the others later, its prefill spread over an answer.
+        hopeful: how many of the requests there can still keep their targets.
+    """
+
+    queue_ms: FloatArray
+    own_ms: FloatArray
+    tpot_ms: FloatArray
+    tpot_before_ms: FloatArray
+    slowdown_ms: FloatArray
+    hopeful: FloatArray
+
+
+class Spreads(NamedTuple):
+    """Standard deviations of log(actual / expected)."""
+
+    ttft: float
+    tpot: float
+
+
+class Outlook(NamedTuple):
+    """One value per candidate.
+
+    Attributes:
+        at_stake: in targets, above 0; see the module's text.
+        in_time, paced: how likely the request keeps its TTFT target, and that of TPOT; 1 if there is none.
+    """
+
+    at_stake: FloatArray
+    in_time: FloatArray
+    paced: FloatArray
+
+
+def look_ahead(slo: Slo, prospect: Prospect, spreads: Spreads, arrivals_per_s: float) -> Outlook:
+    """What is to be expected of each candidate.
+
+    Args:
+        slo: at least one target.
+        arrivals_per_s: of requests, per server.
+    """
+    queue_ms, own_ms, tpot_ms, tpot_before_ms, slowdown_ms, hopeful = prospect
+    in_time = follower_in_time = paced = np.ones(len(queue_ms))
+    used_up = np.zeros(len(queue_ms))  # of this request's own targets
+    lost_there = np.zeros(len(queue_ms))
+    if slo.ttft_ms is not None:
+        target_ms = max(slo.ttft_ms, LEAST_TARGET_MS)
+        in_time = _within(target_ms, queue_ms + own_ms, spreads.ttft)
+        follower_in_time = _within(target_ms, queue_ms, spreads.ttft)
+        used_up = used_up + (queue_ms + own_ms) / target_ms
+    if slo.tpot_ms is not None:
+        target_ms = max(slo.tpot_ms, LEAST_TARGET_MS)
+        paced = _within(target_ms, tpot_ms, spreads.tpot)
+        used_up = used_up + tpot_ms / target_ms
+        before = _within(target_ms, tpot_before_ms, spreads.tpot)
+        after = _within(target_ms, tpot_before_ms + slowdown_ms, spreads.tpot)
+        slack = before * np.minimum(slowdown_ms / target_ms, 1.0)
+        lost_there = hopeful * (before - after + _SLACK_PRICE * slack)
+    kept, follower_kept = in_time * paced, follower_in_time * paced
+    arrivals = arrivals_per_s * own_ms / 1e3
+    at_stake = (
+        (1.0 - kept)
+        + lost_there
+        + _FOLLOWED_PRICE * (1.0 - follower_kept)
+        + arrivals * (_TIME_PRICE + _TIMELY_PRICE * follower_kept)
+        + _SLACK_PRICE * kept * used_up
+    )
+    return Outlook(at_stake + _LEAST_STAKE, in_time, paced)
+
+
+def _within(target_ms: float, expected_ms: FloatArray, spread: float) -> FloatArray:
+    """Probability that what is expected to take `expected_ms` takes less than the target: a lognormal, nearly."""
+    z = (log(target_ms) - np.log(np.maximum(expected_ms, _LEAST_EXPECTED_MS))) / max(spread, _LEAST_SPREAD)
+    kept: FloatArray = 1.0 / (1.0 + np.exp(np.clip(-_NORMAL_TO_LOGISTIC * z, -_MOST_EXPONENT, _MOST_EXPONENT)))
+    return kept
