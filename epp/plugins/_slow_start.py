@@ -7,14 +7,15 @@ so fast, to everything that counts what is in flight. Neither is left to the pre
   of a fair share to a whole one, and never more in flight than it has begun to answer, plus one;
 * *failing*: after `failures` failures in a row it gets one request at a time, and waits between them, 1 s at first and
   twice as long after each request that was tried in vain, up to 16 s. What was under way when it broke down is one
-  failure, however many requests that were. The first token of a good answer makes it a new server, so that nobody
-  waits for the last one of a long answer; it takes a whole one to make the failures forgotten.
+  failure, however many requests that were. The first token of a good answer ends that, so that nobody waits for the
+  last one of a long answer; it takes a whole one to make the failures forgotten.
 
 How soon it has its share again is a matter of trust. A server that had served well for a minute is *trusted*: it is
 tried as soon as its metrics page, which had fallen silent, is read again, and once it answers it competes with the
 others, with no more in flight than it has begun to answer, plus one: what it can do is known. One that breaks down
-within a minute of its recovery waits four times as long as before, page or not, and starts like a new one: a server
-that comes and goes would otherwise lose all that it was given each time.
+within a minute of its recovery waits four times as long as before, page or not, and starts like a new one, as does one
+that broke down before it had served for a minute: a server that comes and goes would otherwise lose all that it was
+given each time.
 
 When all candidates are new or failing there is nothing to compare them with, and nobody is held back.
 """
@@ -45,7 +46,8 @@ class _Record:
     """
     Attributes:
         lives: has begun a good answer since the last failure.
-        lives_since_s: when it began the first after it was new or failing; -inf: it has been there all the time.
+        lives_since_s: when it began the first after it was new or failing; -inf: it has been there all the time; inf:
+            it has begun none yet.
         wait_s: the last one; 0 before any.
         trusted: had served well for long when it broke down; `False` as long as it never did.
         silent, heard: since then its metrics page has been too old to be believed, and after that was read again.
@@ -81,7 +83,9 @@ class SlowStartTracker:
 
     def add(self, endpoint_id: str, answers: int) -> None:
         """An endpoint came; it has given so many good answers in an earlier life."""
-        self._records[endpoint_id] = _Record(min(answers, self._samples))
+        record = self._records[endpoint_id] = _Record(min(answers, self._samples))
+        if record.answers < self._samples:
+            record.lives_since_s = inf
         self._classify(endpoint_id)
 
     def keep(self, endpoint_ids: Mapping[str, object]) -> list[str]:
@@ -100,7 +104,7 @@ class SlowStartTracker:
         record = self._records.get(endpoint_id)
         if record is None or sent_s < record.failed_s or (record.answers >= self._samples and record.lives):
             return False
-        if not record.answers and endpoint_id in self._held_back:
+        if record.lives_since_s == inf:
             record.lives_since_s = sent_s
         record.lives = True
         record.answers = min(record.answers + 1, self._samples)
@@ -129,6 +133,7 @@ class SlowStartTracker:
         if self._is_failing(record):
             if not was_failing:
                 record.trusted = now_s - record.lives_since_s >= TRUST_AFTER_S
+                record.lives_since_s = inf
                 record.silent = record.heard = False
             if record.wait_s and (was_failing or not record.trusted):
                 record.wait_s = min((2.0 if was_failing else RELAPSE_FACTOR) * record.wait_s, MAX_WAIT_S)

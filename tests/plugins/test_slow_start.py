@@ -164,6 +164,18 @@ def test_who_breaks_down_again_within_a_minute_waits_longer_page_or_not_and_star
     assert 0.02 < sum(turn_of(tracked, now_s=117.0, rng=rng) == 0 for _ in range(1000)) / 1000 < 0.06
 
 
+def test_who_breaks_down_before_its_first_answer_is_not_trusted():
+    tracked = tracker()
+    for _ in range(3):
+        fails(tracked, "ns/new", 100.0)
+    assert turn_of(tracked, now_s=101.0) == 3
+    fails(tracked, "ns/new", 101.0)
+    assert turn_of(tracked, now_s=101.5, pages=False) is None
+    assert turn_of(tracked, now_s=101.6) is None
+    tracked.answers("ns/new", 103.0)
+    assert choose(tracked, now_s=103.1, in_flight=(0, 0, 0, 1)).held_back[3]
+
+
 def test_a_minute_of_good_service_makes_up_for_earlier_breakdowns():
     tracked = broken_down()
     for lives_since_s, breaks_down_s, wait_s in ((5.0, 10.0, 4), (15.0, 75.0, 1)):
