@@ -1,4 +1,7 @@
-"""How many requests arrive per second, of late."""
+"""How many requests per second this process has had to place, of late.
+
+The ledger knows what all processes that pick have in flight, but not how often requests arrive.
+"""
 
 from math import exp
 

@@ -4,17 +4,17 @@ Probabilities are added up, so that one request lost for certain and two lost by
 
 1. *Its own targets*: the probability that it misses one of them.
 2. *Those who are there*: by how much it raises the probability that they miss the same TPOT target, for each who can
-   still keep his. Who waited too long for a first token has nothing left to lose.
+   still keep theirs. Who waited too long for a first token has nothing left to lose.
 3. *Those who will follow it*: a prompt leaves its prefix there, and whoever asks for it again is best served there.
-   Where even a request without a prefill of its own would be late, they are lost, too. Without this, what is lost
-   would gather on one server with all that comes after it, although the pool has room for all.
-4. *Those who come to the same server next*: its prefill takes time there, in which so many requests arrive. A little of
-   that is always lost; more where they would have been in time. So at overload what cannot be saved gathers where
-   everyone is late already, and the other servers stay in time.
-5. *Slack*: a tenth of the targets' shares that are used up, its own and others'. It decides between servers of which
-   all keep all targets.
+   As far as even a request without a prefill of its own would miss a target there, they are lost, too. Without this,
+   what is lost would gather on one server with all that comes after it, although the pool has room for all.
+4. *Those who come to the same server in the meantime*: its prefill takes time there, in which so many requests arrive.
+   Some of them count in any case; more of them as far as they would keep their targets there. So at overload what
+   cannot be saved gathers where everyone is late already, and the other servers stay in time.
+5. *Slack*: a tenth of the share of each target that is used up, its own and others', as far as these are kept. It
+   decides between servers of which all keep all targets.
 
-The lab's oracle goes by sums like these, with a sight of the engines.
+The lab's oracle goes by sums like these, but it sees the engines (`epp.lab.oracle`).
 """
 
 from math import log
@@ -26,16 +26,16 @@ from epp.plugins._slo import Slo
 from epp.scheduling.data import FloatArray
 
 _FOLLOWED_PRICE = 1.3
-_TIME_PRICE, _TIMELY_PRICE = 0.25, 0.4  # per request that arrives meanwhile: in any case, and where it would be in time
+_TIME_PRICE, _TIMELY_PRICE = 0.25, 0.4  # per request that comes meanwhile: in any case, and if it would keep its targets
 _SLACK_PRICE = 0.1
 """Found by trial in the lab, on all workloads at loads from 0.5 to 1.2."""
 
 _LEAST_SPREAD = 0.1
 _NORMAL_TO_LOGISTIC = 1.702  # 1 / (1 + exp(-1.702 z)) is within 0.01 of the normal distribution
 _MOST_EXPONENT = 40.0
-_LEAST_STAKE = 1e-9  # prices are compared by their ratio
+_LEAST_STAKE = 1e-9  # costs are compared by their ratio, so none may be 0
 LEAST_TARGET_MS = 1e-3  # below, all are late
-_LEAST_EXPECTED_MS = 1e-6
+_LEAST_EXPECTED_MS = 1e-6  # 0 has no logarithm
 
 
 class Prospect(NamedTuple):

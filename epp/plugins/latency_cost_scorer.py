@@ -7,8 +7,8 @@ fast server and a slow one, between one long prompt and many short ones, and bet
 computing it elsewhere: affinity needs no threshold, it is what comes out cheapest.
 
 To this come the targets, where a request names some. What a choice is expected to cost in targets kept
-(`epp.plugins._targets_at_stake`) counts with its third power and more: it decides, and the price where as many would be
-kept. Time beyond a target, which is missed then, does not count in the price. So a server that is at its limit is
+(`epp.plugins._targets_at_stake`) counts with a high power of it: it decides, and the price where as many would be kept.
+Time beyond a target, which is missed then, does not count in the price. So a server that is at its limit is
 spared, one that has room for more takes it, and what cannot be saved goes where it spoils least, to servers that are
 late already, instead of making all of them late.
 
@@ -63,7 +63,7 @@ class LatencyCostParameters(Parameters):
         3.33,
         ge=0,
         le=20,  # far beyond, prices are no numbers any more
-        description="How much the targets at stake count beside the price: as this power of them; 0: not at all.",
+        description="How much the targets at stake count beside the price: as this power; 0: as if none were named.",
     )
     expected_output_tokens: float = Field(
         150.0, gt=0, description="Length of an answer before any was seen; then it is learned."
@@ -83,7 +83,7 @@ class _Priced:
         tokens_before, pairs_before: of those that wait.
         requests: with this one.
         context_tokens: of those that decode, and the prompt.
-        in_time, paced: how likely this request keeps its TTFT target, and that of TPOT; 1 as long as it is not known.
+        in_time, paced: how likely this request keeps its TTFT target, and that of TPOT; 1 if there is none.
     """
 
     rows: IntArray
@@ -112,11 +112,11 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         cost = wait · (requests there + 1) · TPOT · targets at stake ^ stakeExponent
         wait = step + prefill before it + its own prefill
 
-    in ms by what was learned of each server. A wait counts as the TTFT target at most, a TPOT as its target, and of the
-    requests there those that can still keep both. At stake are the targets of this request, of those there whom it
-    slows down, and of those who come after it. A cached prefix is prefill that is not needed. Two idle servers of which
-    one prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of 7 and 12 ms: costs
-    100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
+    in ms by what was learned of each server. A wait counts as the TTFT target at most, a TPOT as its target at most,
+    and of the requests there those that can still keep their targets. At stake are the targets of this request, of
+    those there whom it slows down, and of those who come after it. A cached prefix is prefill that is not needed. Two
+    idle servers of which one prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of
+    7 and 12 ms: costs 100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
 
     *Without targets* (`x-slo-ttft-ms`, `x-slo-tpot-ms`) nothing is at stake, and all requests there count. *New
     servers* are taken to be like the pool. Where predicted-latency-producer runs, new and failing servers have their
@@ -173,7 +173,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         if not (slo.constrained and self._exponent > 0):
             return _scored(wait_ms * priced.requests * tpot_ms)
         output_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
-        step_ms = per_request + per_context * _prompt_tokens(cycle)  # that this request adds to each
+        step_ms = per_request + per_context * _prompt_tokens(cycle)  # by which this request makes each step longer
         shares = candidates.take(self._hopes.shares(self._endpoint_ids))
         prospect = Prospect(
             queue_ms=overhead + prefill_ms - own_ms + cycle.waited_ms,
@@ -291,6 +291,6 @@ def _scored(cost: FloatArray) -> FloatArray:
 
 
 def _up_to(target_ms: float | None, expected_ms: FloatArray) -> FloatArray:
-    """What is late has missed its target, which is at stake. If the price grew on, late requests would keep all servers
-    level, and with more work than can be done in time all of them late."""
+    """As it is priced: its target at most. What is late has missed its target, and that is at stake. If the price grew
+    on, late requests would keep all servers level, and with more work than can be done in time all of them late."""
     return expected_ms if target_ms is None else np.minimum(expected_ms, max(target_ms, LEAST_TARGET_MS))
