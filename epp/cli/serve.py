@@ -25,7 +25,7 @@ How one is chosen comes from --config-file, or from a configuration that comes w
   llm-d-default      what runs without either: queue-scorer 2, kv-cache-utilization-scorer 2, prefix-cache-scorer 3,
                      highest score wins
   predicted-latency  llm-d's profile with its latency predictor: the soonest among the servers within the targets
-  headroom           the cheapest server in milliseconds and missed targets, by how fast each was found to be
+  headroom           the cheapest server in milliseconds and targets at stake, by how fast each was found to be
 `epp check --profile NAME` shows what is in one, and `epp lab run` tries them on simulated servers.
 """
 

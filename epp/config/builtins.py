@@ -27,6 +27,6 @@ BUILT_INS: Mapping[str, BuiltIn] = MappingProxyType(
         "predicted-latency": _from_file(
             "predicted-latency", "the soonest by predicted TTFT and TPOT among those within the targets"
         ),
-        "headroom": _from_file("headroom", "the cheapest in milliseconds and missed targets, by learned speeds"),
+        "headroom": _from_file("headroom", "the cheapest in milliseconds and targets at stake, by learned speeds"),
     }
 )
