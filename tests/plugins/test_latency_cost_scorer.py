@@ -119,7 +119,7 @@ def test_what_is_lost_anyway_joins_those_who_are_late_already():
     assert scored(a_request(**load, headers=TARGETS))[1] == 1
 
 
-def test_those_who_wait_in_vain_are_not_held_up():
+def test_those_who_are_lost_already_are_not_held_up():
     """Both servers have as many requests and as long a queue; at the second ten of ours wait, late since they came."""
     scorer, candidates = make("latency-cost-scorer"), pool(size=2)
     load = {"tokens": 30_000, "requests": (12, 12), "prefill": (60_000, 60_000)}
@@ -130,11 +130,27 @@ def test_those_who_wait_in_vain_are_not_held_up():
         scorer.score(cycle, candidates)
         scorer.pre_request(cycle, decide(candidates, 1))
     assert scored(a_request(**load), scorer)[0] == 1
-    in_vain = scored(a_request(**load, headers=targets), scorer)
-    assert in_vain[1] == 1 > 5 * in_vain[0]
+    all_hopeful, all_lost = scored(a_request(**load, headers=targets), scorer)
+    assert all_lost == 1 > 5 * all_hopeful
 
 
-def test_who_can_be_saved_elsewhere_does_not_join_those_who_wait_in_vain():
+def test_those_whose_first_token_came_too_late_are_not_held_up():
+    """Alike at the decision; of those at the first server the first token came in time, of the others after it."""
+    scorer, candidates = make("latency-cost-scorer"), pool(size=2)
+    for row, ttft_ms in ((0, 100), (1, 900)):
+        for number in range(10):
+            cycle = a_request(headers=TARGETS)
+            cycle.request = cycle.request._replace(id=f"{row}-{number}")
+            scorer.score(cycle, candidates)
+            scorer.pre_request(cycle, decide(candidates, row))
+            scorer.first_token(cycle, decide(candidates, row), NOW_S + ttft_ms / 1e3)
+    load = {"requests": (10, 10), "decode": (20_000, 20_000)}
+    assert scored(a_request(**load), scorer) == [1, 1]
+    in_time, late = scored(a_request(**load, headers=TARGETS), scorer)
+    assert late == 1 > 5 * in_time
+
+
+def test_who_can_be_saved_elsewhere_does_not_join_those_who_are_late():
     """A burst: one server is late already, the other has many requests and is not. Few tokens can still be in time."""
     scorer, candidates = make("latency-cost-scorer"), pool(size=2)
     target = {"x-slo-ttft-ms": "3000"}
@@ -164,12 +180,7 @@ def test_a_target_that_is_at_stake_outweighs_the_price():
     """The second server is cheaper by its few requests, but the first token would come too late there."""
     load = {"tokens": 500, "requests": (60, 12), "prefill": (2_000, 12_000), "decode": (40_000, 8_000)}
     assert scored(a_request(**load))[1] == 1
-    assert (
-        scored(a_request(**load, headers={"x-slo-ttft-ms": "150"}), make("latency-cost-scorer", {"stakeExponent": 4}))[
-            0
-        ]
-        == 1
-    )
+    assert scored(a_request(**load, headers={"x-slo-ttft-ms": "150"}))[0] == 1
 
 
 def test_neighbours_that_would_be_slowed_past_their_target_are_spared():
