@@ -14,7 +14,7 @@ Probabilities are added up, so that one request lost for certain and two lost by
 5. *Slack*: a tenth of the share of each target that is used up, its own and others', as far as these are kept. It
    decides between servers of which all keep all targets.
 
-The lab's oracle goes by sums like these, but it sees the engines (`epp.lab.oracle`).
+The lab's oracle (`epp.lab.oracle`) goes by sums like these, without the third; but it sees the engines.
 """
 
 from math import log
@@ -26,7 +26,7 @@ from epp.plugins._slo import Slo
 from epp.scheduling.data import FloatArray
 
 _FOLLOWED_PRICE = 1.3
-_TIME_PRICE, _TIMELY_PRICE = 0.25, 0.4  # per request that comes meanwhile: in any case, and if it would keep its targets
+_TIME_PRICE, _TIMELY_PRICE = 0.25, 0.4  # per request that comes meanwhile: in any case, if it could keep its targets
 _SLACK_PRICE = 0.1
 """Found by trial in the lab, on all workloads at loads from 0.5 to 1.2."""
 

@@ -7,7 +7,7 @@ fast server and a slow one, between one long prompt and many short ones, and bet
 computing it elsewhere: affinity needs no threshold, it is what comes out cheapest.
 
 To this come the targets, where a request names some. What a choice is expected to cost in targets kept
-(`epp.plugins._targets_at_stake`) counts with a high power of it: it decides, and the price where as many would be kept.
+(`epp.plugins._targets_at_stake`) counts by a high power: it decides, and the price where as many would be kept.
 Time beyond a target, which is missed then, does not count in the price. So a server that is at its limit is
 spared, one that has room for more takes it, and what cannot be saved goes where it spoils least, to servers that are
 late already, instead of making all of them late.
