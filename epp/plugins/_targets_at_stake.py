@@ -26,7 +26,7 @@ from epp.plugins._slo import Slo
 from epp.scheduling.data import FloatArray
 
 _FOLLOWED_PRICE = 1.3
-_TIME_PRICE, _TIMELY_PRICE = 0.25, 0.4  # per request that comes meanwhile: in any case, if it could keep its targets
+_TIME_PRICE, _TIMELY_PRICE = 0.25, 0.4  # per request that comes meanwhile: always, and if it could keep its targets
 _SLACK_PRICE = 0.1
 """Found by trial in the lab, on all workloads at loads from 0.5 to 1.2."""
 
