@@ -33,6 +33,11 @@ class Hopes:
         self._by_endpoint: dict[str, _Here] = {}
         self._by_request: dict[str, _Sent] = {}
 
+    @property
+    def requests(self) -> int:
+        """Of this process, in flight."""
+        return len(self._by_request)
+
     def add(self, request_id: str, endpoint_id: str, in_time: float, paced: float) -> None:
         """How likely it keeps its TTFT target, and how likely that of TPOT."""
         self._put(request_id, _Sent(endpoint_id, in_time * paced, paced))

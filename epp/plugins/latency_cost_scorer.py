@@ -184,10 +184,16 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             hopeful=(priced.requests - 1.0) * shares,
         )
         spreads = Spreads(self._ttft.spread, self._tpot.spread)
-        outlook = look_ahead(slo, prospect, spreads, self._arrivals.per_s / len(candidates))
+        outlook = look_ahead(slo, prospect, spreads, self._arrivals_per_s(cycle) / len(candidates))
         priced.in_time, priced.paced = outlook.in_time, outlook.paced
         price = _up_to(slo.ttft_ms, wait_ms) * (prospect.hopeful + 1.0) * _up_to(slo.tpot_ms, tpot_ms)
         return _scored(price * outlook.at_stake**self._exponent)
+
+    def _arrivals_per_s(self, cycle: Cycle) -> float:
+        """Of all processes that pick: as many more than here as they have more in flight."""
+        load, ours = cycle.get(self._load_key), self._hopes.requests
+        all_in_flight = 0.0 if load is None else float(load.requests.sum())
+        return self._arrivals.per_s * (max(all_in_flight / ours, 1.0) if ours else 1.0)
 
     def _look(self, cycle: Cycle, candidates: Candidates) -> _Priced:
         prompt_tokens = _prompt_tokens(cycle)

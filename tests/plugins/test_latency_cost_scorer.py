@@ -203,6 +203,24 @@ def test_targets_count_for_nothing_when_told_so():
     assert scored(a_request(**load, headers=TARGETS), scorer) == scored(a_request(**load), scorer)
 
 
+def test_arrivals_at_other_workers_count_as_their_requests_in_flight_do():
+    """A prompt that is late anywhere: alone it goes where its followers are in time; beside four workers as busy, where
+    fewer of those who come meanwhile would be."""
+    headers = {"x-slo-ttft-ms": "1000"}
+    late = {"tokens": 100_000, "prefill": (0, 100_000), "headers": headers}
+    scores = []
+    for in_flight in (4, 400):
+        scorer = make("latency-cost-scorer")
+        for number in range(4):
+            cycle = a_request(tokens=10, headers=headers)
+            cycle.request = cycle.request._replace(id=f"ours-{number}")
+            scorer.score(cycle, pool(size=2))
+            scorer.pre_request(cycle, decide(pool(size=2), number % 2))
+        scores.append(scored(a_request(**late, requests=(in_flight / 2, in_flight / 2)), scorer))
+    (alone, _), (_, among_many) = scores
+    assert alone == 1 == among_many
+
+
 # --- learning -------------------------------------------------------------------------------------------------------
 
 
