@@ -1,6 +1,7 @@
 """How many requests per second this process has had to place, of late.
 
-The ledger knows what all processes that pick have in flight, but not how often requests arrive.
+The ledger knows what all processes that pick have in flight, but not how often requests arrive. Who wants the rate of
+all takes as many times this one as they have more in flight.
 """
 
 from math import exp

@@ -204,8 +204,8 @@ def test_targets_count_for_nothing_when_told_so():
 
 
 def test_arrivals_at_other_workers_count_as_their_requests_in_flight_do():
-    """A prompt that is late anywhere: alone it goes where its followers are in time; beside four workers as busy, where
-    fewer of those who come meanwhile would be."""
+    """A prompt that is late anywhere: alone it goes where its followers are in time; beside workers with a hundred
+    times as much in flight, where fewer of those who come meanwhile would be."""
     headers = {"x-slo-ttft-ms": "1000"}
     late = {"tokens": 100_000, "prefill": (0, 100_000), "headers": headers}
     scores = []
