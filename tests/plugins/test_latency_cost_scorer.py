@@ -251,6 +251,25 @@ def test_nothing_is_left_of_requests_that_have_ended_or_of_servers_that_have_lef
     assert list(scorer.dump_state()["ttft"]["endpoints"]) == [endpoints(1)[0].id]
 
 
+@pytest.mark.parametrize("happens", [[], ["first token"], ["decided", "first token"], ["end", "first token", "end"]])
+def test_nothing_is_left_of_a_request_however_it_went(happens):
+    """Decided once or twice, for one server or the other; its first token never comes, or when it has ended."""
+    scorer, candidates, cycle = make("latency-cost-scorer"), pool(size=2), a_request(headers=TARGETS)
+    for row, what in enumerate(["decided", *happens, "end"]):
+        decision = decide(candidates, row % 2)
+        if what == "decided":
+            scorer.score(cycle, candidates)
+            scorer.pre_request(cycle, decision)
+            assert scorer._hopes.requests == 1
+        elif what == "first token":
+            scorer.first_token(cycle, decision, NOW_S + 9)
+        else:
+            gone = Outcome(EndCause.CLIENT_GONE, None, True, "", NOW_S, NOW_S, None, NOW_S + 10, Usage())
+            scorer.end(cycle, decision, gone)
+    assert scorer._backlog._by_request == {} == scorer._backlog._by_endpoint
+    assert scorer._hopes._by_request == {} == scorer._hopes._by_endpoint
+
+
 @pytest.mark.parametrize("exponent", [-1.0, 1e300, float("inf"), float("nan")])
 def test_an_exponent_with_which_prices_would_be_no_numbers_is_refused(exponent):
     with pytest.raises(ValueError, match="stakeExponent"):
