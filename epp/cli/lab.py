@@ -131,12 +131,11 @@ in short ones queues have no time to grow, so goodputs are too high"""
 def _sweep(arguments: argparse.Namespace) -> int:
     from epp.lab.comparison import knees_of
     from epp.lab.sweep import sweep
-    from epp.lab.table import PAIRS, POOL, goodput_table
+    from epp.lab.table import POOL, goodput_table, pairs_on
 
     keep_apart(arguments)
-    if arguments.workload == "all" and arguments.pool != POOL:
-        raise Problem(f"--pool {arguments.pool}: --workload all is on the pools of `epp lab table`; name one workload")
-    pairs = list(PAIRS) if arguments.workload == "all" else [scene_of(arguments)]
+    every_pair = pairs_on(None if arguments.pool == POOL else arguments.pool)
+    pairs = list(every_pair) if arguments.workload == "all" else [scene_of(arguments)]
     policies, like, jobs = policies_of(arguments), like_of(arguments), jobs_of(arguments)
     print_trace(arguments)
     goodputs = sweep(pairs, policies, arguments.seeds, knees_of(pairs, jobs), like, jobs, arguments.scale)
@@ -165,6 +164,9 @@ def _add_table(actions: Any) -> None:
     table.add_argument(
         "--policies", type=names, metavar="A[,B…]", help="only these; `all` for all, files of your own too"
     )
+    table.add_argument(
+        "--pool", type=utf8, metavar="POOL", help="all of it on this one instead, e.g. a100x6 or h100x3+l40sx3"
+    )
     table.add_argument("--workloads", type=names, metavar="A[,B…]", help="only these")
     table.add_argument("--loads", type=loads, metavar="X[,X…]", help="only these")
     table.add_argument("--seeds", type=seeds, metavar="N", help="runs of each")
@@ -187,7 +189,9 @@ def _table(arguments: argparse.Namespace) -> int:
         policy_of(name)
     for name in arguments.workloads or ():
         workload_of(name)
-    pairs = [pair for pair in table.PAIRS if arguments.workloads is None or pair[0] in arguments.workloads]
+    pairs = [
+        pair for pair in table.pairs_on(arguments.pool) if arguments.workloads is None or pair[0] in arguments.workloads
+    ]
     if strange := set(arguments.workloads or ()) - {workload for workload, _ in pairs}:
         raise Problem(f"--workloads {sorted(strange)[0]}: a trace is for `epp lab run --trace`, not for the table")
     jobs = jobs_of(arguments)

@@ -87,7 +87,7 @@ def _files_read(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
         for given in value if isinstance(value, (list, tuple)) else [value]:
             if given is not None and (name == "csv" or Path(given).suffix):  # names that are ours have no suffix
                 yield f"--{name}", Path(given)
-    for path in shape_files(getattr(arguments, "pool", "")):
+    for path in shape_files(getattr(arguments, "pool", None) or ""):
         yield "--pool", path
 
 

@@ -27,6 +27,11 @@ _AT_LOADS = (EASY_LOAD, 0.8)
 _OWN_KNEE_IS = "Each policy's own knee: what it answers per second when more comes than it can do"
 
 
+def pairs_on(pool: str | None) -> tuple[tuple[str, str], ...]:
+    """All workloads on that pool; `None`: those of the table."""
+    return PAIRS if pool is None else tuple((name, pool) for name in WORKLOADS)
+
+
 def summary(rows: Sequence[Row], markdown: bool) -> str:
     """One table for each workload and pool: what each policy attains at each load, and its latencies. Then where `ours`
     stands, and how many goals of each kind it meets."""

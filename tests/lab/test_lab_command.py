@@ -16,6 +16,7 @@ from epp.lab.pools import BLOCK_TOKENS, ENGINES, parse_pool
 from epp.lab.runs import policy_of, run_spec
 from epp.lab.spec import RunSpec, parse_fault
 from epp.lab.sweep import GRID, MOST_STEPS, highest_load
+from epp.lab.table import pairs_on
 from epp.lab.text_report import goodput_cells, text_table
 from epp.lab.workloads.catalogue import WORKLOADS
 from epp.lab.workloads.traces import read_trace
@@ -193,9 +194,20 @@ def test_faults_are_run_at_a_rate_too(tmp_path, capsys) -> None:
     assert "--load: not allowed with argument --rate" in capsys.readouterr().err
 
 
-def test_a_sweep_of_all_workloads_has_its_own_pools(capsys) -> None:
-    assert main(["lab", "sweep", "--workload", "all", "--pool", "h100x8"]) == 2
-    assert "--pool h100x8: --workload all is on the pools of `epp lab table`" in capsys.readouterr().err
+def test_a_table_of_a_pool_of_ones_own_has_every_workload_on_it(capsys) -> None:
+    """And so `--workload all` of a sweep; mixed hardware is a pool of its own there."""
+    assert pairs_on("a100x2") == tuple((name, "a100x2") for name in WORKLOADS)
+    assert pairs_on(None)[-1] == ("azure-conv", "h100x2+a100x2")
+    flags = ["--quick", "--pool", "a100", "--policies", "lmetric", "--loads", "0.5", "--jobs", "1"]
+    assert main(["lab", "table", *flags, "--workloads", "azure-conv,azure-code"]) == 0
+    titles = [line for line in capsys.readouterr().out.splitlines() if ": knee" in line]
+    assert [title.split(":")[0] for title in titles] == ["azure-conv on a100", "azure-code on a100"]
+
+
+@pytest.mark.parametrize("command", [["table"], ["sweep", "--workload", "all"]])
+def test_a_pool_that_is_none_is_told_of(command, capsys) -> None:
+    assert main(["lab", *command, "--pool", "x100x2", "--policies", "lmetric", "--jobs", "1"]) == 2
+    assert "pool 'x100x2'" in capsys.readouterr().err
 
 
 def test_a_table_is_of_the_workloads_alone(tmp_path, capsys) -> None:
