@@ -61,11 +61,12 @@ class Hopes:
 
     def shares(self, endpoint_ids: Sequence[str]) -> FloatArray:
         """For each endpoint the mean hope of what is in flight there; 1 where nothing of ours is."""
-        shares = np.ones(len(endpoint_ids))
-        if self._by_endpoint:
-            for row, endpoint_id in enumerate(endpoint_ids):
-                if (here := self._by_endpoint.get(endpoint_id)) is not None:
-                    shares[row] = min(max(here.hopes / here.requests, 0.0), 1.0)
+        by_endpoint = self._by_endpoint
+        if not by_endpoint:
+            return np.ones(len(endpoint_ids))
+        found = [by_endpoint.get(endpoint_id) for endpoint_id in endpoint_ids]
+        means = np.array([1.0 if here is None else here.hopes / here.requests for here in found])
+        shares: FloatArray = np.minimum(np.maximum(means, 0.0), 1.0)  # sums of many are a little off
         return shares
 
     def _put(self, request_id: str, sent: _Sent) -> None:
