@@ -8,7 +8,8 @@ so fast, to everything that counts what is in flight. Neither is left to the pre
 * *failing*: after `failures` failures in a row it gets one request at a time, and waits between them, 1 s at first and
   twice as long after each request that was tried in vain, up to 16 s. What was under way when it broke down is one
   failure, however many requests that were. The first token of a good answer ends that, so that nobody waits for the
-  last one of a long answer; it takes a whole one to make the failures forgotten.
+  last one of a long answer; it takes a whole one to make the failures forgotten, or the first tokens of twenty. Where
+  answers are long and one request in a hundred fails, a whole one may never come between two failures.
 
 How soon it has its share again is a matter of trust. A server that had served well for a minute is *trusted*: it is
 tried as soon as its metrics page, which had fallen silent, is read again, and once it answers it competes with the
@@ -39,6 +40,7 @@ FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 16.0
 RELAPSE_FACTOR = 4.0  # on the wait, for who breaks down again before it is trusted
 TRUST_AFTER_S = 60.0  # of good service
+FORGIVEN_AFTER_ANSWERS = 20  # begun since the last failure
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class _Record:
     """
     Attributes:
         lives: has begun a good answer since the last failure.
+        begun: how many since then; 0 without failures.
         lives_since_s: when it began the first after it was new or failing; -inf: it has been there all the time; inf:
             it has begun none yet.
         wait_s: the last one; 0 before any.
@@ -63,9 +66,10 @@ class _Record:
     trusted: bool = False
     silent: bool = False
     heard: bool = False
+    begun: int = 0
 
 
-Remembered = tuple[int, int, bool, float, float, float, float, bool, bool, bool]
+Remembered = tuple[int, int, bool, float, float, float, float, bool, bool, bool, int]
 """A `_Record`, for another process."""
 
 
@@ -102,8 +106,14 @@ class SlowStartTracker:
         This and the next two return whether anything was learned.
         """
         record = self._records.get(endpoint_id)
-        if record is None or sent_s < record.failed_s or (record.answers >= self._samples and record.lives):
+        if record is None or sent_s < record.failed_s:
             return False
+        if record.answers >= self._samples and record.lives and not record.failures:
+            return False
+        if record.failures:
+            record.begun += 1
+            if record.begun >= FORGIVEN_AFTER_ANSWERS:
+                record.failures = record.begun = 0
         if record.lives_since_s == inf:
             record.lives_since_s = sent_s
         record.lives = True
@@ -116,7 +126,7 @@ class SlowStartTracker:
         record = self._records.get(endpoint_id)
         if record is None or sent_s < record.failed_s or not record.failures:
             return False
-        record.failures = 0
+        record.failures = record.begun = 0
         return True
 
     def failed(self, endpoint_id: str, sent_s: float, now_s: float) -> bool:
@@ -128,6 +138,7 @@ class SlowStartTracker:
         if was_failing and sent_s < record.failed_s:
             return False  # under way when it broke down: that it is down is known
         record.failures += 1
+        record.begun = 0
         record.failed_s = now_s
         record.lives = False
         if self._is_failing(record):

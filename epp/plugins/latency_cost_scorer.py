@@ -55,6 +55,7 @@ from epp.scheduling.plugin import EndHook, FirstTokenHook, Parameters, PreReques
 _TTFT_MS = (28.0, 0.0185, 1.2e-6)  # constant, per token to compute, per pair
 _TPOT_MS = (7.2, 0.1, 0.0002, 0.00005)  # constant, per request there, per token to compute, per token of context
 _OUTPUT_SAMPLES = 500  # so many the mean length of answers remembers
+_FEW_REQUESTS = 4
 _OTHERS_RATIO, _OTHERS_REQUESTS = 1.25, 8.0  # pages are old: so far above our own count they say nothing of others
 
 
@@ -190,10 +191,11 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         return _scored(price * outlook.at_stake**self._exponent)
 
     def _arrivals_per_s(self, cycle: Cycle) -> float:
-        """Of all processes that pick: as many more than here as they have more in flight."""
+        """Of all processes that pick: about as many more than here as they have more in flight. By chance few are
+        from here; that says little."""
         load, ours = cycle.get(self._load_key), self._hopes.requests
-        all_in_flight = 0.0 if load is None else float(load.requests.sum())
-        return self._arrivals.per_s * (max(all_in_flight / ours, 1.0) if ours else 1.0)
+        all_in_flight = ours if load is None else max(float(load.requests.sum()), ours)
+        return self._arrivals.per_s * (all_in_flight + _FEW_REQUESTS) / (ours + _FEW_REQUESTS)
 
     def _look(self, cycle: Cycle, candidates: Candidates) -> _Priced:
         prompt_tokens = _prompt_tokens(cycle)

@@ -255,3 +255,23 @@ def test_answers_to_requests_from_before_a_failure_do_not_make_up_for_it():
         fails(tracked, "ns/a", at_s)
         good_answer(tracked, "ns/a", 9.0)
     assert choose(tracked, now_s=10.3).held_back[0]
+
+
+def test_one_failure_in_a_hundred_is_no_breakdown_where_answers_are_long():
+    """Ten requests a second, answers of a minute: none is whole before the next failure, every ten seconds."""
+    tracked = tracker(new_answers=20)
+    for tenth in range(1, 600):
+        if tenth % 100 == 0:
+            fails(tracked, "ns/a", tenth / 10)
+        else:
+            tracked.answers("ns/a", tenth / 10)
+        assert choose(tracked, now_s=tenth / 10) is None
+
+
+def test_first_tokens_between_failures_are_no_pardon_if_they_are_few():
+    tracked = tracker(new_answers=20)
+    for second in range(1, 4):
+        fails(tracked, "ns/a", second)
+        if second < 3:
+            tracked.answers("ns/a", second + 0.5)
+    assert choose(tracked, now_s=3.1).held_back[0]
