@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from math import nan
 from typing import Any
 
 from epp.problem import Problem
@@ -99,12 +100,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def number(text: str) -> float:
+    """NaN, which lies between no two bounds, if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return nan
+
+
 def ratio(text: str) -> float:
     """A number from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = number(text)
     if not 0.0 <= value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
     return value

@@ -2,7 +2,7 @@
 
 import argparse
 
-from epp.cli.flags import positive
+from epp.cli.flags import number, positive
 
 _MOST_SEEDS = 1_000
 _MOST_SIGMA = 1.0  # where one step in twenty takes more than five times as long as the median
@@ -33,20 +33,14 @@ def seeds(text: str) -> int:
 
 
 def above_zero(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = number(text)
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
 
 
 def sigma(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = number(text)
     if not 0.0 <= value <= _MOST_SIGMA:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {_MOST_SIGMA:g}")
     return value

@@ -4,7 +4,7 @@ import argparse
 import os
 from typing import Any
 
-from epp.cli.flags import Parser, port
+from epp.cli.flags import Parser, number, port
 from epp.problem import Problem
 
 _DESCRIPTION = """\
@@ -111,10 +111,7 @@ def _asked_quantile(objective: str | None, quantile: float | None) -> float | No
 
 
 def _quantile(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = number(text)
     if not 0.0 < value < 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
     return value

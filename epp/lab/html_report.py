@@ -171,7 +171,8 @@ def _share_cells(rows: Sequence[Row]) -> Cells | None:
     names = list(rows[0].results[0].servers)
     if len(names) > _MOST_SHARES:
         return None
-    body = [[row.policy, *(f"{row.shares[name]:.1%}" for name in names)] for row in rows]
+    shares_by_row = [(row.policy, row.shares) for row in rows]
+    body = [[policy, *(f"{shares[name]:.1%}" for name in names)] for policy, shares in shares_by_row]
     return ["shares of", *names], body
 
 
