@@ -8,6 +8,7 @@ missing and the process is not about to stop. The same state answers on the ext_
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -36,7 +37,7 @@ class HealthState:
         """
         self._not_ready = not_ready
         self.plugins_not_ready = plugins_not_ready
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()  # set, and another put in its place, when draining or stopping starts
         self.draining = False
         self.stopping = False
 
@@ -58,16 +59,9 @@ class HealthState:
     def ready(self) -> bool:
         return not self.reasons()
 
-    async def wait(self, interval_s: float) -> None:
-        """Return when draining or stopping starts, or after `interval_s`."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), interval_s)
-        except TimeoutError:
-            return
-
     def _wake_watchers(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
 class HealthService:
@@ -118,11 +112,13 @@ class HealthService:
         """What Watch tells: the answer now, and each other one, until the process stops."""
         told = None
         while not self._state.stopping:
+            changed = self._state.changed  # before looking, so that a change while the answer is written is not missed
             answer = self.answer(service)
             if answer.status != told:
                 yield answer
                 told = answer.status
-            await self._state.wait(WATCH_INTERVAL_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), WATCH_INTERVAL_S)
 
     async def _check(self, request: health_pb2.HealthCheckRequest, _: object) -> health_pb2.HealthCheckResponse:
         return self.answer(request.service)

@@ -12,8 +12,9 @@ from grpc_health.v1.health_pb2 import (
     HealthListResponse,
 )
 
+from epp.server import health
 from epp.server.grpc_transport import ext_proc_server, health_server
-from epp.server.health import LIVENESS, READINESS_SERVICES, WORKS, HealthState
+from epp.server.health import LIVENESS, READINESS_SERVICES, WORKS, HealthService, HealthState
 from epp.server.lean.server import lean_server
 from epp.server.listen import TcpAddress
 from epp.server.transport import Transport
@@ -101,13 +102,27 @@ async def test_a_plugin_that_does_not_work_leaves_liveness_alone_serving(
 
 
 async def test_a_watch_tells_each_change_and_ends_when_the_process_stops(
-    channel: aio.Channel, state: HealthState
+    channel: aio.Channel, state: HealthState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(health, "WATCH_INTERVAL_S", 3600)  # it is woken, and does not find out by looking again
     call = channel.unary_stream(
         "/grpc.health.v1.Health/Watch", HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
     )(HealthCheckRequest(service=""))
     assert (await call.read()).status == SERVING
     state.start_draining()
-    assert (await asyncio.wait_for(call.read(), 0.9)).status == NOT_SERVING
+    assert (await asyncio.wait_for(call.read(), 60)).status == NOT_SERVING
     state.start_stopping()
-    assert await asyncio.wait_for(call.read(), 0.9) is aio.EOF
+    assert await asyncio.wait_for(call.read(), 60) is aio.EOF
+
+
+async def test_a_watch_misses_no_change_that_comes_while_its_answer_is_written(
+    state: HealthState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "WATCH_INTERVAL_S", 3600)
+    answers = HealthService(state).changes("")
+    assert (await anext(answers)).status == SERVING
+    state.start_draining()  # `anext` is not asked yet: the watcher is still busy with what it has told
+    assert (await asyncio.wait_for(anext(answers), 60)).status == NOT_SERVING
+    state.start_stopping()
+    with pytest.raises(StopAsyncIteration):
+        await asyncio.wait_for(anext(answers), 60)
