@@ -157,7 +157,12 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
 
     def _scores(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
         self._follow(candidates.snapshot)
-        priced = cycle.state[self.name] = self._look(cycle, candidates)
+        priced = self._look(cycle, candidates)
+        by_profile = cycle.state.get(self.name)
+        if not isinstance(by_profile, list):  # several profiles may ask about a request, but it has come once
+            by_profile = cycle.state[self.name] = []
+            self._arrivals.add(cycle.now_s)
+        by_profile.append(priced)
         overhead, per_token, per_pair = self._laws(self._ttft, candidates)
         own_ms = per_token * priced.uncached_tokens + per_pair * priced.pairs
         prefill_ms = per_token * priced.tokens_before + per_pair * priced.pairs_before + own_ms
@@ -169,7 +174,6 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             + per_context * priced.context_tokens
         )
         wait_ms = base + prefill_ms
-        self._arrivals.add(cycle.now_s)
         slo = slo_of(cycle.request.headers)
         if not (slo.constrained and self._exponent > 0):
             return _scored(wait_ms * priced.requests * tpot_ms)
@@ -238,12 +242,16 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
     # --- what comes of it -------------------------------------------------------------------------------------------
 
     def pre_request(self, cycle: Cycle, decision: Decision) -> None:
-        priced = cycle.state.pop(self.name, None)
-        if not isinstance(priced, _Priced):
+        by_profile = cycle.state.pop(self.name, None)
+        if not isinstance(by_profile, list):
             return
         chosen = decision.endpoints[0]
-        at = int(np.searchsorted(priced.rows, decision.snapshot.row_by_id[chosen.id]))
-        if at == len(priced.rows) or decision.snapshot.endpoints[priced.rows[at]] is not chosen:
+        row = decision.snapshot.row_by_id[chosen.id]
+        for priced in by_profile:  # what is kept of a server is the same for each profile that looked at it
+            at = int(np.searchsorted(priced.rows, row))
+            if at < len(priced.rows) and priced.rows[at] == row:
+                break
+        else:
             return
         own, pairs = float(priced.uncached_tokens[at]), float(priced.pairs[at])
         before, pairs_before = float(priced.tokens_before[at]), float(priced.pairs_before[at])

@@ -8,6 +8,7 @@ from plugin_fakes import NOW_S, decide, endpoints, make, pool, signals
 from epp.endings import EndCause
 from epp.inference.request import Api, Usage
 from epp.ledger import Outcome
+from epp.scheduling.candidates import Candidates
 from epp.scheduling.data import (
     DEFAULT_PROMPT,
     IN_FLIGHT_LOAD,
@@ -221,7 +222,34 @@ def test_arrivals_at_other_workers_count_as_their_requests_in_flight_do():
     assert alone == 1 == among_many
 
 
+def test_a_request_that_several_profiles_ask_about_has_come_once():
+    """Asked once or twice about each, the scorer expects as many followers, and so says the same of the next one."""
+    late = {"tokens": 100_000, "prefill": (0, 100_000), "headers": {"x-slo-ttft-ms": "1000"}}
+    scores = []
+    for profiles in (1, 2):
+        scorer, candidates = make("latency-cost-scorer"), pool(size=2)
+        for _ in range(40):
+            cycle = a_request(tokens=10)
+            for _ in range(profiles):
+                scorer.score(cycle, candidates)
+            scorer.pre_request(cycle, decide(candidates, 0))
+        scores.append(scored(a_request(**late), scorer))
+    assert scores[0] == scores[1]
+
+
 # --- learning -------------------------------------------------------------------------------------------------------
+
+
+def test_what_one_of_several_profiles_sent_is_learned_from_whichever_ran_last():
+    """The primary profile has one server, the other profile the other."""
+    everybody = pool(size=2)
+    first, second = (Candidates(everybody.snapshot, np.array([row])) for row in (0, 1))
+    for profiles in (first, second), (second, first):
+        scorer, cycle = make("latency-cost-scorer"), a_request(headers=TARGETS)
+        for candidates in profiles:
+            scorer.score(cycle, candidates)
+        scorer.pre_request(cycle, decide(everybody, 0, prefill_row=1))
+        assert scorer._hopes.requests == 1
 
 
 def test_the_slower_server_is_found_out():
