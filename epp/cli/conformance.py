@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from epp.cli.flags import add_duration, positive, size
+from epp.files import keep_apart, new_file
 from epp.problem import Problem
 
 _DESCRIPTION = """\
@@ -76,13 +77,15 @@ def add_conformance(commands: Any) -> None:
         "--only", action="append", default=[], metavar="PATTERN", help="checks whose name or group matches; repeatable"
     )
     add_duration(run, "--timeout", 10.0, "for each reply that Envoy waits for")
-    run.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON too")
-    run.add_argument("--record", type=Path, metavar="FILE", help="record every conversation, bodies and all")
+    run.add_argument("--json", type=new_file, metavar="FILE", help="write the results as JSON too")
+    run.add_argument("--record", type=new_file, metavar="FILE", help="record every conversation, bodies and all")
     run.add_argument("--replay", type=Path, metavar="FILE", help="instead of the checks: replay recorded conversations")
     run.add_argument("--list", action="store_true", help="print the clauses as Markdown and end")
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    _refuse_what_has_no_effect(arguments)
+    keep_apart([("--json", arguments.json), ("--record", arguments.record)])
     try:
         from epp.conformance.check import Expectations
         from epp.conformance.command import Options, clauses, conformance, replay_recorded
@@ -120,3 +123,15 @@ def _run(arguments: argparse.Namespace) -> int:
             timeout_s=arguments.timeout,
         )
     )
+
+
+def _refuse_what_has_no_effect(arguments: argparse.Namespace) -> None:
+    """Raises `Problem` for flags about checks where none are made."""
+    of_checks = ("only", "json", "record")
+    for instead, others in (("list", ("replay", *of_checks)), ("replay", of_checks)):
+        given = [f"--{name}" for name in others if getattr(arguments, name)]
+        if getattr(arguments, instead) and given:
+            raise Problem(
+                f"epp conformance: {' and '.join(given)} would have no effect beside --{instead}, "
+                "which makes no checks: leave out the one or the other"
+            )

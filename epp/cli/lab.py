@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from epp.cli.flags import Parser, positive
-from epp.cli.lab_files import keep_apart, new_file, report_file, write, write_json
+from epp.cli.lab_files import keep_apart, report_file, write_json
 from epp.cli.lab_fit import add_fit
 from epp.cli.lab_flags import (
     add_how_many,
@@ -20,6 +20,7 @@ from epp.cli.lab_flags import (
     write_out,
 )
 from epp.cli.lab_values import above_zero, loads, names, seeds, utf8
+from epp.files import new_file, write
 from epp.problem import Problem
 
 _DESCRIPTION = """\

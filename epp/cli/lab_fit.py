@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from epp.cli.flags import positive
-from epp.cli.lab_files import keep_apart, new_file, write
+from epp.cli.lab_files import keep_apart
+from epp.files import new_file, write
 
 
 def add_fit(actions: Any) -> None:

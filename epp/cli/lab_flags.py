@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from epp.cli.flags import positive, ratio
-from epp.cli.lab_files import new_file, report_file, write, write_json
+from epp.cli.lab_files import report_file, write_json
 from epp.cli.lab_values import above_zero, interval, names, seconds, seeds, sigma, utf8
+from epp.files import new_file, write
 from epp.problem import Problem
 from epp.sim.timing import STEP_NOISE_SIGMA
 

@@ -94,12 +94,30 @@ def test_recordings_are_replayed(capsys, tmp_path: Path):
         (["--target", "127.0.0.1:1", "--max-request-body", "much"], "--max-request-body: must be a quantity"),
         (["--target", "127.0.0.1:1", "--replay", "/nowhere.jsonl"], "cannot be read"),
         (["--target", "127.0.0.1:1", "--record", "/nowhere/talk.jsonl"], "cannot be written"),
+        (["--target", "127.0.0.1:1", "--json", "/nowhere/report.json"], "there is no directory /nowhere"),
+        (
+            ["--target", "127.0.0.1:1", "--replay", "x", "--record", "y"],
+            ": --record would have no effect beside --replay",
+        ),
+        (["--target", "127.0.0.1:1", "--replay", "x", "--json", "x", "--only", "drain"], ": --only and --json would"),
+        (["--list", "--json", "x", "--replay", "y"], ": --replay and --json would have no effect beside --list"),
     ],
 )
 def test_a_mistake_is_2_and_one_line(arguments, sentence, capsys):
     assert main(["conformance", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
+
+
+def test_no_result_is_written_over_the_other(capsys, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("talk.jsonl").write_text("of before")
+    Path("link").symlink_to("talk.jsonl")
+    for other in ("./talk.jsonl", "link"):
+        assert main(["conformance", "--target", "127.0.0.1:1", "--json", "talk.jsonl", "--record", other]) == 2
+        said = capsys.readouterr().err
+        assert f"--json talk.jsonl and --record {other.removeprefix('./')} are the same file" in said
+    assert Path("talk.jsonl").read_text() == "of before"
 
 
 def test_every_clause_has_a_name_of_its_own_and_a_sentence():

@@ -1,0 +1,102 @@
+"""Where results go, which is settled before the work begins and not after minutes of it.
+
+A file that is written must have a place where it can be, and the place must be its own: neither that of another one,
+nor a file that is read, nor where output is printed. By whatever paths they are named: files are told apart by what
+they are, and those that are not there yet by folder and name.
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from epp.problem import Problem
+
+Named = tuple[str, str | Path | None]
+"""What the user calls a file by, as a rule a flag, and its path; `None`: there is none."""
+
+_File = tuple[int | str, ...] | None
+"""Equal for two paths where one file is, or would be made: device and inode of it, or of its folder, and its name.
+`None`: a pipe or a device, where nothing is replaced, or a place where no file can be."""
+
+
+def new_file(text: str) -> Path:
+    """A file to write once the work is done; that it cannot be is said before."""
+    path = Path(text)
+    try:
+        why = "it is a directory" if text.endswith(os.sep) else _why_not(path)
+    except OSError as error:
+        why = error.strerror
+    if why is not None:
+        raise Problem(f"{path}: cannot be written: {why}")
+    return path
+
+
+def _why_not(path: Path) -> str | None:
+    """`None`: it can be written. Raises OSError."""
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            return "it is a directory"
+        may = os.access(path, os.W_OK)
+    except (FileNotFoundError, NotADirectoryError):
+        folder = _made_at(path).parent
+        if not folder.is_dir():
+            return f"there is no directory {folder}"
+        may = os.access(folder, os.W_OK | os.X_OK)
+    return None if may else "permission denied"
+
+
+def _made_at(path: Path) -> Path:
+    """Where a file comes to be that is not there yet: a link may lead elsewhere."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def keep_apart(written: Iterable[Named], read: Iterable[Named] = ()) -> None:
+    """Raises `Problem` where what is written would replace something: what else is written, is read, or is printed."""
+    taken = [(f"{name} {path}", _file_at(Path(path))) for name, path in read if path is not None]
+    taken += [("standard output", _file_behind(sys.stdout)), ("standard error", _file_behind(sys.stderr))]
+    for name, path in written:
+        if path is None:
+            continue
+        file, named = _file_at(Path(path)), f"{name} {path}"
+        for other, its_file in taken:
+            if file is not None and file == its_file:
+                raise Problem(
+                    f"{other} and {named} are the same file, and what one has there would be lost: "
+                    f"let {name} name another"
+                )
+        taken.append((named, file))
+
+
+def _file_at(path: Path) -> _File:
+    try:
+        return _identity(path.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        made_at = _made_at(path)
+    except OSError:
+        return None
+    try:
+        folder = made_at.parent.stat()
+    except OSError:
+        return None
+    return folder.st_dev, folder.st_ino, made_at.name
+
+
+def _file_behind(stream: Any) -> _File:
+    try:
+        return _identity(os.fstat(stream.fileno()))
+    except (AttributeError, OSError, ValueError):
+        return None  # closed, or no file behind it
+
+
+def _identity(status: os.stat_result) -> _File:
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+
+
+def write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise Problem(f"{path}: cannot be written: {error.strerror}") from error
