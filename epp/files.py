@@ -92,7 +92,9 @@ def _file_behind(stream: Any) -> _File:
 
 
 def _identity(status: os.stat_result) -> _File:
-    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+    """Of a socket, too: it is replaced by one of the next process."""
+    kept = stat.S_ISREG(status.st_mode) or stat.S_ISSOCK(status.st_mode)
+    return (status.st_dev, status.st_ino) if kept else None
 
 
 def write(path: Path, content: bytes) -> None:

@@ -15,6 +15,12 @@ import pytest
 from epp import __version__
 from epp.cli import main
 from epp.compiled import build_in_words
+from epp.ledger import Ledger
+from epp.problem import Problem
+from epp.scheduling.plugin import Services
+from epp.server.configuration import read_config
+from epp.server.files import keep_files_apart
+from epp.server.options import ServeOptions
 from epp.server.tls import self_signed_now
 
 pytestmark = pytest.mark.timeout(30)
@@ -331,6 +337,45 @@ def test_a_ports_file_that_cannot_be_written_is_one_line(capsys: pytest.CaptureF
     said = complaint(capsys, *SERVE, "--ports-file", str(file))
     assert "--ports-file" in said
     assert str(file) in said
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("--model-file x", "--ports-file ./x"),
+        ("--model-file link/x.jsonl", "--record-trace x.jsonl"),
+        ("--record-trace x.jsonl", "--ports-file x.old.jsonl"),
+        ("--grpc-socket x", "--ports-file x"),
+        ("--grpc-socket left", "--model-file left"),
+        ("--config-file c.yaml", "--ports-file link/c.yaml"),
+        ("--config-file c.yaml", "--model-file endpoints.yaml"),
+        ("--cert-path .", "--model-file tls.key"),
+    ],
+)
+def test_no_file_is_written_over_another_or_over_what_is_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: str, other: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pool = discovering(tmp_path, "endpoints: []") if "--config-file" in one else SERVE
+    Path("link").symlink_to(".")
+    pair = self_signed_now()
+    Path("tls.crt").write_bytes(pair.certificate)
+    Path("tls.key").write_bytes(pair.key)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind("left")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    not_ours = ["--host", "192.0.2.1"]  # ends the start, right after all that is looked at before it
+    said = complaint(capsys, *pool, *not_ours, *one.split(), *other.split())
+    assert f"{other} are the same file" in said
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_traces_of_workers_are_not_written_over_either(tmp_path: Path) -> None:
+    trace, config = str(tmp_path / "x.jsonl"), read_config(None, None, Services(Ledger()))
+    keep_files_apart(ServeOptions(record_trace=trace, workers=2, ports_file=trace), config)  # nobody records there
+    for name in ("x.1.jsonl", "x.1.old.jsonl"):
+        with pytest.raises(Problem, match=f"--record-trace .*{name} and --ports-file .*{name} are the same file"):
+            keep_files_apart(ServeOptions(record_trace=trace, workers=2, ports_file=str(tmp_path / name)), config)
 
 
 # --- the process --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
+from epp.files import keep_apart
 from epp.latency.persistence import write_atomically
 from epp.latency.predictor import Predictor
 from epp.observe import logs
@@ -79,6 +80,8 @@ class PredictorServer:
     """
 
     def __init__(self, options: PredictorServerOptions) -> None:
+        """Raises `Problem` where one file would be written over the other."""
+        keep_apart([("--model-file", options.model_file), ("--ports-file", options.ports_file)])
         self._options = options
         clock = time.monotonic
         outbox = Outbox()

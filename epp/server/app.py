@@ -21,6 +21,7 @@ from epp.problem import Problem
 from epp.server import serving, upkeep
 from epp.server.admin import AdminServer
 from epp.server.drain import Shutdown, drain
+from epp.server.files import keep_files_apart
 from epp.server.front import Front, InProcess
 from epp.server.grpc_transport import health_server
 from epp.server.health import HealthState
@@ -59,6 +60,7 @@ class Picker:
         learns_remotely = options.training_server_url is not None
         ledger = Ledger() if forked is None else Ledger(forked.load)
         self._state = PickerState(options, time.monotonic, ledger, on_sample=outbox.add if learns_remotely else None)
+        keep_files_apart(options, self._state.config)
         self._upkeep = Upkeep(self._state, outbox, rng)
         self._health = HealthState(
             lambda: [*self._state.not_ready(), *self._upkeep.not_ready()],

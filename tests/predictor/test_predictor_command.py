@@ -86,6 +86,16 @@ def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert said == [f"cannot listen on 127.0.0.1 port {port} (--training-port): another process listens there"]
 
 
+def test_ports_are_not_written_over_what_was_learned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to("x")
+    not_ours = ["--host", "192.0.2.1"]  # ends the start, right after all that is looked at before it
+    assert main([*SERVE, *not_ours, "--model-file", "link", "--ports-file", "x"]) == 2
+    assert "--model-file link and --ports-file x are the same file" in capsys.readouterr().err
+
+
 def test_it_serves_both_ports_until_it_is_told_to_stop_and_keeps_what_it_learned(tmp_path: Path) -> None:
     ports_file, model_file = tmp_path / "ports.json", tmp_path / "latency.model"
     command = [sys.executable, "-m", "epp.cli", *SERVE, "--training-port", "0", "--prediction-port", "0"]
