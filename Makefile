@@ -8,12 +8,13 @@ COMPILED := $(VENV)-compiled
 COMPILED_TESTS := $(addprefix tests/,conformance wire server/lean server/test_access_log.py server/test_deadlines.py \
 	server/test_exchange.py server/test_first_token.py server/test_letting_go.py server/test_transports.py \
 	scheduling plugins prefix observe test_director.py test_ledger.py test_latency_chain.py fuzz)
+SOURCES := $(sort $(shell find epp -name '*.py' ! -name '*_pb2.py'))
 SERVE ?=
 SECONDS ?=
 STREAMS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test compiled test-compiled fuzz soak manifests lint format clean
+.PHONY: help demo test compiled test-compiled fuzz soak manifests lint format clean FORCE
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,7 +45,7 @@ test: $(VENV)/.installed-test ## everything: lint, types, layers, unit, property
 compiled: $(COMPILED)/.built ## an installation with its hot modules compiled by mypyc, in .venv-compiled; needs a C compiler
 	@PYTHONSAFEPATH=1 $(COMPILED)/bin/epp --version
 
-$(COMPILED)/.built: $(VENV)/.installed-demo pyproject.toml proto/build_hook.py $(shell find epp -name '*.py' ! -name '*_pb2.py')
+$(COMPILED)/.built: $(VENV)/.installed-demo pyproject.toml proto/build_hook.py $(SOURCES)
 	@echo "compiling into $(COMPILED) (two to four minutes)"
 	@rm -rf $(COMPILED)
 	@$(BIN)/python -m venv --without-pip $(COMPILED)
@@ -52,7 +53,13 @@ $(COMPILED)/.built: $(VENV)/.installed-demo pyproject.toml proto/build_hook.py $
 	@$(BIN)/python -m pip --python $(COMPILED)/bin/python install --quiet --disable-pip-version-check --no-deps $(COMPILED)/wheel/*.whl
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$($(COMPILED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dependencies.pth"
-	@touch $@
+	@echo '$(SOURCES)' > $@
+
+# The stamp lists what was compiled: a source that is gone, or came with an old date, compiles again as a changed one does.
+ifneq ($(SOURCES),$(sort $(shell cat $(COMPILED)/.built 2>/dev/null)))
+$(COMPILED)/.built: FORCE
+endif
+FORCE:
 
 test-compiled: $(VENV)/.installed-test $(COMPILED)/.built ## tests of what is compiled, on the compiled installation
 	cd $(COMPILED) && HEADROOM_COMPILED=1 PYTHONSAFEPATH=1 bin/python -m pytest --rootdir $(CURDIR) --config-file $(CURDIR)/pyproject.toml \

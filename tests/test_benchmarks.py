@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import shutil
 import socket
 import sys
 import urllib.request
@@ -15,12 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks are no part of the installed package
 
-from benchmarks.load.programs import Load, LoadError, Upstream, run_load  # noqa: E402
+from benchmarks.load.programs import Load, LoadError, Upstream, compiler, run_load  # noqa: E402
 
 BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_"))
-needs_compiler = pytest.mark.skipif(
-    shutil.which("cc") is None, reason="no C compiler: the load generator is NOT tested"
-)
+needs_compiler = pytest.mark.skipif(not compiler(), reason="no C compiler: the load generator is NOT tested")
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -49,6 +46,13 @@ def page(upstream: Upstream, host: str) -> dict[str, float]:
     with urllib.request.urlopen(f"http://{host}:{upstream.port}/metrics") as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def test_flags_may_follow_the_compiler_in_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "sh -O1")
+    assert compiler() == ["sh", "-O1"]
+    monkeypatch.setenv("CC", "no-such-compiler -O1")
+    assert compiler() == []
 
 
 @needs_compiler

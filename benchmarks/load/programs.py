@@ -10,6 +10,7 @@ their options mean; the fields here have the same names.
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -31,6 +32,12 @@ class LoadError(Problem):
     """There is no compiler, or a program or the requests that it sent failed."""
 
 
+def compiler() -> list[str]:
+    """`$CC`, with its flags, or `cc`; empty: there is none."""
+    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    return command if shutil.which(command[0]) else []
+
+
 def compiled(name: str) -> Path:
     """The executable of `load` or `upstream`, made anew when its source has changed. Raises `LoadError`."""
     sources = [FOLDER / f"{name}.c", FOLDER / "common.h"]
@@ -38,12 +45,12 @@ def compiled(name: str) -> Path:
     program = BUILD / f"{name}-{digest}"
     if program.exists():
         return program
-    compiler = shutil.which("cc")
-    if compiler is None:
+    command = compiler()
+    if not command:
         raise LoadError("the load generator is written in C and there is no C compiler; try: apt-get install gcc")
     BUILD.mkdir(exist_ok=True)
     draft = program.with_suffix(f".{os.getpid()}")
-    made = subprocess.run([compiler, *FLAGS, "-o", draft, sources[0]], capture_output=True, text=True)
+    made = subprocess.run([*command, *FLAGS, "-o", draft, sources[0]], capture_output=True, text=True)
     if made.returncode:
         raise LoadError(f"{sources[0]} does not compile:\n{made.stderr[-2000:]}")
     for old in BUILD.glob(f"{name}-*"):  # of other sources; one that runs goes on
