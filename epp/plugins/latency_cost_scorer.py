@@ -31,7 +31,7 @@ from epp.plugins._latency_samples import measure
 from epp.plugins._prefill import prefill_row
 from epp.plugins._prefill_backlog import PrefillBacklog, attention_pairs
 from epp.plugins._signals import fresh
-from epp.plugins._slo import slo_of
+from epp.plugins._slo import Slo, slo_of
 from epp.plugins._slow_start import without_held_back, zero_for_others
 from epp.plugins._targets_at_stake import LEAST_TARGET_MS, Prospect, Spreads, look_ahead
 from epp.pool.snapshot import Snapshot
@@ -77,7 +77,7 @@ class LatencyCostParameters(Parameters):
 
 @dataclass(slots=True)
 class _Priced:
-    """What the candidates were like at the decision. One float per row.
+    """What the candidates were like at the decision. But for the request's targets, one float per row.
 
     Attributes:
         uncached_tokens, pairs: of this request's prompt.
@@ -87,6 +87,7 @@ class _Priced:
         in_time, paced: how likely this request keeps its TTFT target, and that of TPOT; 1 if there is none.
     """
 
+    slo: Slo
     rows: IntArray
     uncached_tokens: FloatArray
     pairs: FloatArray
@@ -100,9 +101,10 @@ class _Priced:
 
 @dataclass(slots=True)
 class _Sent:
-    """Terms of the two laws, of the server that was chosen."""
+    """Terms of the two laws, of the server that was chosen, and the target of its first token."""
 
     endpoint_id: str
+    ttft_target_ms: float | None
     ttft: tuple[float, ...]
     tpot: tuple[float, ...]
 
@@ -174,7 +176,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             + per_context * priced.context_tokens
         )
         wait_ms = base + prefill_ms
-        slo = slo_of(cycle.request.headers)
+        slo = priced.slo
         if not (slo.constrained and self._exponent > 0):
             return _scored(wait_ms * priced.requests * tpot_ms)
         output_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
@@ -216,6 +218,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         )
         others = np.fmax(reported - _OTHERS_RATIO * requests - _OTHERS_REQUESTS, 0.0)
         return _Priced(
+            slo=slo_of(cycle.request.headers),
             rows=candidates.rows,
             uncached_tokens=own,
             pairs=attention_pairs(own, max(prompt_tokens, 1.0)),
@@ -257,6 +260,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         before, pairs_before = float(priced.tokens_before[at]), float(priced.pairs_before[at])
         cycle.state[self.name] = _Sent(
             chosen.id,
+            priced.slo.ttft_ms,
             (1.0, own + before, pairs + pairs_before),
             (1.0, float(priced.requests[at]), before, float(priced.context_tokens[at])),
         )
@@ -266,9 +270,11 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
 
     def first_token(self, cycle: Cycle, decision: Decision, at_s: float) -> None:
         self._backlog.remove(cycle.request.id)
-        ttft_ms = slo_of(cycle.request.headers).ttft_ms
-        waited_ms = (at_s - cycle.now_s) * 1e3 + cycle.waited_ms
-        self._hopes.settle(cycle.request.id, in_time=ttft_ms is None or waited_ms <= ttft_ms)
+        sent = cycle.state.get(self.name)
+        if not isinstance(sent, _Sent):
+            return
+        target_ms, waited_ms = sent.ttft_target_ms, (at_s - cycle.now_s) * 1e3 + cycle.waited_ms
+        self._hopes.settle(cycle.request.id, in_time=target_ms is None or waited_ms <= target_ms)
 
     def end(self, cycle: Cycle, decision: Decision, outcome: Outcome) -> None:
         self._backlog.remove(cycle.request.id)

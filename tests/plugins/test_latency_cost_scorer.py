@@ -151,6 +151,16 @@ def test_those_whose_first_token_came_too_late_are_not_held_up():
     assert late == 1 > 5 * in_time
 
 
+def test_targets_are_read_once_at_the_decision():
+    scorer, candidates, cycle = make("latency-cost-scorer"), pool(size=2), a_request(headers=TARGETS)
+    scorer.score(cycle, candidates)
+    decision = decide(candidates, 0)
+    scorer.pre_request(cycle, decision)
+    cycle.request = cycle.request._replace(headers={})
+    scorer.first_token(cycle, decision, NOW_S + 0.9)
+    assert scorer._hopes.shares(["ns/pod-0"]) == [0]
+
+
 def test_who_can_be_saved_elsewhere_does_not_join_those_who_are_late():
     """A burst: one server is late already, the other has many requests and is not. Few tokens can still be in time."""
     scorer, candidates = make("latency-cost-scorer"), pool(size=2)
