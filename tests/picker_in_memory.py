@@ -222,18 +222,18 @@ class World:
         """Sum over the series of this metric that have these labels."""
         return sum(
             sample.value
-            for family in self.registry.collect()
+            for family in self.registry.restricted_registry([name]).collect()
             for sample in family.samples
-            if sample.name == name and all(sample.labels.get(k) == v for k, v in labels.items())
+            if all(sample.labels.get(k) == v for k, v in labels.items())
         )
 
     def ends(self) -> dict[str, int]:
         """How requests ended, by cause."""
         return {
             sample.labels["cause"]: int(sample.value)
-            for family in self.registry.collect()
+            for family in self.registry.restricted_registry(["llm_d_epp_request_end_total"]).collect()
             for sample in family.samples
-            if sample.name == "llm_d_epp_request_end_total" and sample.value
+            if sample.value
         }
 
     def timers_left(self) -> int:

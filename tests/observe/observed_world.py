@@ -32,10 +32,14 @@ class World:
             stream_metrics=stream_metrics,
         )
 
-    def page(self) -> dict[str, float]:
-        """`name{label=value,…}` (labels sorted) to value, of everything a scraper would see."""
+    def page(self, *names: str) -> dict[str, float]:
+        """`name{label=value,…}` (labels sorted) to value, of everything a scraper would see, or of the samples named.
+
+        Reading a page of many labels takes seconds: name what is looked at.
+        """
         out: dict[str, float] = {}
-        for family in text_string_to_metric_families(generate_latest(self.registry).decode()):
+        shown = self.registry.restricted_registry(names) if names else self.registry
+        for family in text_string_to_metric_families(generate_latest(shown).decode()):
             for sample in family.samples:
                 labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
                 key = f"{sample.name}{{{labels}}}" if labels else sample.name
