@@ -227,6 +227,10 @@ class World:
             if all(sample.labels.get(k) == v for k, v in labels.items())
         )
 
+    def series(self) -> int:
+        """How many the families have in all. A page of them, which says the same, takes seconds when they are many."""
+        return sum(len(family.children) for family in self.metrics.families.by_name.values())
+
     def ends(self) -> dict[str, int]:
         """How requests ended, by cause."""
         return {
