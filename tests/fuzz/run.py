@@ -6,10 +6,12 @@ then not 0. Put such an input into `corpus/<target>/` once it is fixed: `make te
 """
 
 import argparse
-import subprocess
+import os
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
@@ -28,14 +30,21 @@ INSTRUMENTED = [
 ]
 
 
-def fuzz_one(name: str, seconds: int, into: Path) -> None:
-    """Fuzz in this process, which atheris ends."""
+def load() -> Mapping[str, Callable[[bytes], None]]:
+    """The targets, with the code that they reach made visible to the coverage guide. Takes seconds."""
     import atheris
 
     tests = HERE.parent
     sys.path[:0] = [str(path) for path in (HERE, tests, tests / "wire", tests / "server" / "lean", tests.parent)]
     with atheris.instrument_imports(include=INSTRUMENTED):
         from fuzz_targets import TARGETS
+    return TARGETS
+
+
+def fuzz(name: str, target: Callable[[bytes], None], seconds: int, into: Path) -> NoReturn:
+    """Fuzz in this process, which atheris ends."""
+    import atheris
+
     options = [
         f"-max_total_time={seconds}",
         f"-timeout={SECONDS_PER_INPUT}",
@@ -45,16 +54,27 @@ def fuzz_one(name: str, seconds: int, into: Path) -> None:
         "-verbosity=0",
         "-print_final_stats=0",
     ]
-    atheris.Setup([sys.argv[0], *options, str(into), str(CORPUS / name)], TARGETS[name])
+    atheris.Setup([sys.argv[0], *options, str(into), str(CORPUS / name)], target)
     atheris.Fuzz()
+    raise AssertionError("atheris came back")
 
 
-def fuzz_in_process_of_its_own(name: str, seconds: int, into: Path) -> subprocess.CompletedProcess[str]:
+def fuzz_in_a_fork(name: str, target: Callable[[bytes], None], seconds: int, into: Path) -> tuple[bool, str]:
+    """Whether all promises were kept, and what was printed. A fork has loaded already what all targets need."""
     into.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, "--inside", "--seconds", str(seconds), "--into", str(into), name]
-    return subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
-    )
+    with tempfile.TemporaryFile() as printed:
+        child = os.fork()
+        if child == 0:
+            try:
+                os.dup2(printed.fileno(), 1)
+                os.dup2(printed.fileno(), 2)
+                fuzz(name, target, seconds, into)
+            finally:
+                sys.stderr.flush()
+                os._exit(1)
+        kept = os.waitpid(child, 0)[1] == 0
+        printed.seek(0)
+        return kept, printed.read().decode(errors="replace")
 
 
 def main() -> int:
@@ -62,18 +82,18 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="all when none is given")
     parser.add_argument("--seconds", type=int, default=60, help="for each target")
     parser.add_argument("--into", type=Path, help="where new inputs and failures go")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.inside:
-        fuzz_one(args.targets[0], args.seconds, args.into)
     root = args.into or Path(tempfile.mkdtemp(prefix="fuzz-"))
+    targets = load()
+    if unknown := set(args.targets) - set(targets):
+        parser.error(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(sorted(targets))}")
     failed = False
-    for name in args.targets or sorted(directory.name for directory in CORPUS.iterdir()):
-        result = fuzz_in_process_of_its_own(name, args.seconds, root / name)
-        print(f"{name}: {'ok' if result.returncode == 0 else 'FAILED'}", flush=True)
-        if result.returncode != 0:
+    for name in args.targets or sorted(targets):
+        kept, printed = fuzz_in_a_fork(name, targets[name], args.seconds, root / name)
+        print(f"{name}: {'ok' if kept else 'FAILED'}", flush=True)
+        if not kept:
             failed = True
-            print(result.stdout[-6000:])
+            print(printed[-6000:])
             print(f"inputs are in {root / name}", flush=True)
     return int(failed)
 
