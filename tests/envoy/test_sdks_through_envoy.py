@@ -1,15 +1,19 @@
 """The official SDKs take the whole product for one model server, and the picker counts what they were told."""
 
-from collections.abc import AsyncIterator
-from typing import Any
+from __future__ import annotations
 
-import anthropic
-import openai
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
 import pytest
 import pytest_asyncio
 from stack import Metrics, Stack, eventually
 
 from epp.sim.config import SimConfig
+
+if TYPE_CHECKING:  # they take seconds to import: only the process that runs these tests does
+    import anthropic
+    import openai
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("envoy_binary"), pytest.mark.asyncio(loop_scope="module")]
 
@@ -21,12 +25,16 @@ ANTHROPIC: Any = {"model": MODEL, "messages": MESSAGES[1:], "system": "Be brief.
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def openai_client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    import openai
+
     async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
         yield client
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def anthropic_client(stack: Stack) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    import anthropic
+
     async with anthropic.AsyncAnthropic(base_url=stack.url, api_key="none", max_retries=0, timeout=20) as client:
         yield client
 
@@ -39,10 +47,10 @@ class Counted:
         self._before = self._after = before
 
     @classmethod
-    async def since(cls, stack: Stack) -> "Counted":
+    async def since(cls, stack: Stack) -> Counted:
         return cls(stack, await stack.picker_metrics())
 
-    async def read(self) -> "Counted":
+    async def read(self) -> Counted:
         await eventually(self._stack.is_idle)
         self._after = await self._stack.picker_metrics()
         return self
@@ -168,6 +176,9 @@ async def test_anthropic_messages_whole_streamed_and_counted(
 async def test_an_unknown_model_is_the_servers_own_404(
     stack: Stack, openai_client: openai.AsyncOpenAI, anthropic_client: anthropic.AsyncAnthropic
 ) -> None:
+    import anthropic
+    import openai
+
     counted = await Counted.since(stack)
     with pytest.raises(openai.NotFoundError) as from_openai:
         await openai_client.chat.completions.create(**{**CHAT, "model": "nope"})
@@ -189,6 +200,8 @@ async def test_an_unknown_model_is_the_servers_own_404(
 
 async def test_nothing_of_prompts_and_answers_is_told_anywhere(stack: Stack, openai_client: openai.AsyncOpenAI) -> None:
     """The picker logs at its most talkative level here; what was asked and answered stays between the two ends."""
+    import openai
+
     canary = "xyzzy-plugh-canary"
     messages: Any = [{"role": "user", "content": f"{canary} größe"}]
     spoken = []

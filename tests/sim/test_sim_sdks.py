@@ -1,24 +1,33 @@
 """The official SDKs take a simulated server for a real one."""
 
-from collections.abc import AsyncIterator
+from __future__ import annotations
 
-import anthropic
-import openai
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
 import pytest
 
 from epp.sim.server import SimServer
+
+if TYPE_CHECKING:  # they take seconds to import: only the process that runs these tests does
+    import anthropic
+    import openai
 
 MESSAGES = [{"role": "system", "content": "Be brief. " * 20}, {"role": "user", "content": "Why is the sky blue?"}]
 
 
 @pytest.fixture
 async def openai_client(server: SimServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    import openai
+
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
         yield client
 
 
 @pytest.fixture
 async def anthropic_client(server: SimServer) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    import anthropic
+
     async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as client:
         yield client
 
@@ -120,6 +129,9 @@ async def test_models_and_adapters(openai_client: openai.AsyncOpenAI, server: Si
 async def test_unknown_model_is_404(
     openai_client: openai.AsyncOpenAI, anthropic_client: anthropic.AsyncAnthropic
 ) -> None:
+    import anthropic
+    import openai
+
     with pytest.raises(openai.NotFoundError) as from_openai:
         await openai_client.chat.completions.create(model="nope", messages=MESSAGES)
     assert from_openai.value.body["type"] == "NotFoundError"
