@@ -35,12 +35,13 @@ $(VENV)/.installed-test: $(VENV)/.installed-demo
 demo: $(VENV)/.installed-demo ## Envoy, the picker and simulated model servers, a few hundred requests, a table; SERVE=1 keeps it running
 	@exec $(BIN)/epp demo $(if $(SERVE),--serve)
 
+# Hundreds of Pythons start here. Where bytecode must not be kept, each of them would compile all sources again.
 test: $(VENV)/.installed-test ## everything: lint, types, layers, unit, property and integration tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --numprocesses auto --dist loadscope
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses auto --dist loadscope
 
 compiled: $(COMPILED)/.built ## an installation with its hot modules compiled by mypyc, in .venv-compiled; needs a C compiler
 	@PYTHONSAFEPATH=1 $(COMPILED)/bin/epp --version
