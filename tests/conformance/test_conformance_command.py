@@ -22,11 +22,11 @@ def serving(fault: Fault = no_fault) -> Iterator[str]:
     thread.start()
     picker = Picker(fault)
     try:
-        yield f"127.0.0.1:{asyncio.run_coroutine_threadsafe(picker.__aenter__(), loop).result(10)}"
+        yield f"127.0.0.1:{asyncio.run_coroutine_threadsafe(picker.__aenter__(), loop).result(60)}"
     finally:
-        asyncio.run_coroutine_threadsafe(picker.__aexit__(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(picker.__aexit__(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 

@@ -180,7 +180,7 @@ def write_endpoints(path: Path, addresses: Sequence[str]) -> None:
     draft.replace(path)
 
 
-async def eventually(holds: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> None:
+async def eventually(holds: Callable[[], Awaitable[bool]], timeout_s: float = 30.0) -> None:
     """Wait until it holds; a TimeoutError if it never does."""
     async with asyncio.timeout(timeout_s):
         while True:

@@ -67,7 +67,7 @@ async def test_requests_go_on_while_the_predictor_server_dies_and_comes_back() -
                 page = await stack.picker_metrics()
                 return page.total("llm_d_epp_predictor_remote") == 1
 
-            await eventually(relied_on, timeout_s=20.0)  # the next pull
+            await eventually(relied_on, timeout_s=40.0)  # the next pull
 
             await server.__aexit__(None, None, None)
             await serve(stack, 20)
@@ -84,7 +84,7 @@ async def test_requests_go_on_while_the_predictor_server_dies_and_comes_back() -
             async def caught_up() -> bool:
                 return (await remote())["sent_samples"] == 80
 
-            await eventually(caught_up, timeout_s=20.0)
+            await eventually(caught_up, timeout_s=40.0)
             await serve(stack, 5)
     finally:
         await server.__aexit__(None, None, None)

@@ -195,7 +195,7 @@ async def test_a_client_that_leaves_frees_everything_at_once(
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-        await eventually(stack.is_idle, timeout_s=5.0)
+        await eventually(stack.is_idle)
     finally:
         for server in stack.servers:
             server.break_with(Faults())
@@ -226,6 +226,6 @@ async def test_a_client_that_leaves_before_its_request_is_whole_leaves_nothing_b
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    await eventually(is_closed, timeout_s=5.0)
+    await eventually(is_closed)
     assert await stack.is_idle()
     assert await ends(stack) == before

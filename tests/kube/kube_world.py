@@ -64,7 +64,7 @@ async def uninstall(cluster: Cluster, *resources: Resource) -> None:
         await until(lambda resource=resource: cluster.get(resource, "default"), lambda found: found is None)
 
 
-async def until(ask: Callable[[], Any], holds: Callable[[Any], bool], timeout_s: float = 20.0) -> Any:
+async def until(ask: Callable[[], Any], holds: Callable[[Any], bool], timeout_s: float = 60.0) -> Any:
     """Ask until the answer is right; what was answered last, if it never is."""
     deadline_s = time.monotonic() + timeout_s
     while True:

@@ -42,7 +42,7 @@ async def test_readiness_goes_first_and_streams_are_still_taken_for_a_while(heal
     await asyncio.sleep(0.02)
     assert not health.ready
     assert transport.events == []
-    await asyncio.wait_for(ending, 5)
+    await asyncio.wait_for(ending, 30)
     assert transport.events == ["drain 5 draining=True", "stop"]
 
 
@@ -58,7 +58,7 @@ async def test_a_second_signal_cuts_every_wait_short(health: HealthState, when: 
     )
     await asyncio.sleep(0.05)
     shutdown.request()
-    await asyncio.wait_for(ending, 5)
+    await asyncio.wait_for(ending, 30)
     assert transport.events[-1] == "stop"
 
 

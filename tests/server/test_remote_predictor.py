@@ -291,13 +291,14 @@ async def test_what_was_known_stays_and_the_server_is_left_alone_for_longer_and_
         picker.serve(60)
         before = picker.ttft_ms()
         waits = []
+        patience_s = 0.3 if answer in (hang, trickle) else 30.0
         for expected in (1, 2, 3):
-            assert not await picker.pull(timeout_s=0.3)
+            assert not await picker.pull(timeout_s=patience_s)
             assert asked == expected
             (link,) = picker.told()["model_servers"]  # type: ignore[misc]
             assert why in link["last_error"]
             waits.append(link["tried_again_in_s"])
-            assert not await picker.pull(timeout_s=0.3)
+            assert not await picker.pull(timeout_s=patience_s)
             assert asked == expected  # too soon
             picker.later()
         assert waits[0] < waits[1] < waits[2]
@@ -359,7 +360,7 @@ async def test_it_runs_until_cancelled_whatever_its_server_does() -> None:
         picker = Picker(training_url=url)
         picker.serve(60)
         job = asyncio.create_task(picker.remote.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while picker.told()["training_server"]["failures"] == 0:  # type: ignore[index]  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert not job.done()

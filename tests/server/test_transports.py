@@ -80,7 +80,7 @@ class Toys:
     async def ended(self) -> ToyExchange:
         """The last exchange, once it is closed."""
         exchange = self.exchanges[-1]
-        await asyncio.wait_for(exchange.closed_event.wait(), 5)
+        await asyncio.wait_for(exchange.closed_event.wait(), 30)
         return exchange
 
 
@@ -169,7 +169,7 @@ async def test_a_client_that_blocks_is_served_too(server_of: Maker, toys: Toys) 
 
     def ask() -> list[bytes]:
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            return list(channel.stream_stream(METHOD)(iter([b"a", b"three", b"last", b"never read"]), timeout=5))
+            return list(channel.stream_stream(METHOD)(iter([b"a", b"three", b"last", b"never read"]), timeout=30))
 
     assert await asyncio.to_thread(ask) == [b"a", b"1", b"2", b"3", b"last"]
     assert (await toys.ended()).closings == [False]
@@ -303,14 +303,19 @@ async def test_streams_ended_in_every_way_are_all_closed_exactly_once(channel: a
                 await call.code()
 
     await asyncio.gather(*(end(i) for i in range(80)))
-    await asyncio.gather(*(asyncio.wait_for(e.closed_event.wait(), 5) for e in toys.exchanges))
+    await asyncio.gather(*(asyncio.wait_for(e.closed_event.wait(), 30) for e in toys.exchanges))
     assert [len(e.closings) for e in toys.exchanges] == [1] * 80
     assert toys.opened == len(toys.codes) == 80
 
 
 async def test_a_deadline_that_passes_closes_the_exchange_once_as_cancelled(channel: aio.Channel, toys: Toys) -> None:
-    call = channel.stream_stream(METHOD, None, None)(timeout=0.2)
-    assert await talk(call, b"a") == [b"a"]
+    for timeout_s in (0.2, 10.0):
+        call = channel.stream_stream(METHOD, None, None)(timeout=timeout_s)
+        try:
+            assert await talk(call, b"a") == [b"a"]
+            break
+        except aio.AioRpcError:  # it passed before there was an answer, on a machine that stood still
+            pass
     assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert (await toys.ended()).closings == [True]
 
@@ -428,13 +433,13 @@ async def test_drain_lets_open_streams_finish_and_takes_no_new_ones(server_of: M
     async with aio.insecure_channel(f"127.0.0.1:{server.port}") as own:
         call = call_on(own)
         await talk(call, b"a")
-        draining = asyncio.create_task(server.drain(5))
+        draining = asyncio.create_task(server.drain(60))
         await asyncio.sleep(0.05)
         assert await talk(call, b"b") == [b"b"]
         assert not draining.done()
         await call.write(b"last")
         assert await rest_of(call) == [b"last"]
-        await asyncio.wait_for(draining, 2)
+        await asyncio.wait_for(draining, 30)
     async with aio.insecure_channel(f"127.0.0.1:{server.port}") as late:
         assert await call_on(late).code() is grpc.StatusCode.UNAVAILABLE
 
@@ -444,5 +449,5 @@ async def test_drain_is_bounded_and_closes_what_is_left(server_of: Maker, toys: 
     await server.start()
     async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         await talk(call_on(channel), b"a")
-        await asyncio.wait_for(server.drain(0.05), 5)
+        await asyncio.wait_for(server.drain(0.05), 30)
         assert (await toys.ended()).closings == [True]

@@ -131,7 +131,8 @@ def fake_envoy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> 
 
 
 def alive(pid_file: Path) -> bool:
-    return Path(f"/proc/{pid_file.read_text().strip()}").exists()
+    """Who wrote that file. Who was ended before it could write is not."""
+    return pid_file.exists() and Path(f"/proc/{pid_file.read_text().strip()}").exists()
 
 
 def test_an_envoy_that_refuses_its_configuration_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_an_envoy_that_never_serves_is_given_up_and_ended(monkeypatch: pytest.Mo
     pid_file = tmp_path / "pid"
     fake_envoy(monkeypatch, tmp_path, f"echo $$ > {pid_file}; exec sleep 60")
     with pytest.raises(EnvoyError, match="did not serve within"):
-        EnvoyProxy({}, ready_timeout_s=0.3).start()
+        EnvoyProxy({}, ready_timeout_s=0.5).start()
     assert not alive(pid_file)
 
 
@@ -152,5 +153,5 @@ async def test_an_envoy_whose_start_is_cancelled_is_ended(monkeypatch: pytest.Mo
     pid_file = tmp_path / "pid"
     fake_envoy(monkeypatch, tmp_path, f"echo $$ > {pid_file}; exec sleep 60")
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(EnvoyProxy({}, ready_timeout_s=0.5).__aenter__(), 0.1)
+        await asyncio.wait_for(EnvoyProxy({}, ready_timeout_s=1.0).__aenter__(), 0.1)
     assert not alive(pid_file)

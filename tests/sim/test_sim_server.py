@@ -32,7 +32,7 @@ async def scrape(http: aiohttp.ClientSession, server: SimServer) -> dict[str, fl
 
 
 async def scrape_until(http: aiohttp.ClientSession, server: SimServer, name: str, value: float) -> dict[str, float]:
-    for _ in range(100):
+    for _ in range(1000):
         metrics = await scrape(http, server)
         if metrics[name] == value:
             return metrics
@@ -41,7 +41,7 @@ async def scrape_until(http: aiohttp.ClientSession, server: SimServer, name: str
 
 
 async def until_idle(server: SimServer) -> None:
-    for _ in range(100):
+    for _ in range(1000):
         if server.engine.next_event_s() is None and server.engine.metrics().running == 0:
             return
         await asyncio.sleep(0.02)
