@@ -38,8 +38,10 @@ class Footprint:
 
 @dataclass
 class Answers:
-    """What became of requests: how many were served, and of each other one its status and reason, or its exception."""
+    """What became of requests: how many were asked and served, and of each other one its status and reason, or its
+    exception."""
 
+    asked: int = 0
     served: int = 0
     failed: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -53,6 +55,7 @@ class Site:
 
     async def ask(self, answers: Answers, method: str = "POST") -> None:
         body = ASKED if method == "POST" else None
+        answers.asked += 1
         try:
             async with self.client.request(method, f"{self.envoy.url}/v1/completions", json=body) as response:
                 await response.read()
