@@ -33,7 +33,7 @@ async def health(port: int, service: str) -> str:
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
-        answer = await check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+        answer = await check(health_pb2.HealthCheckRequest(service=service), timeout=30)
         return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
@@ -52,7 +52,7 @@ async def finish(stream: ScriptedStream) -> None:
 
 
 async def test_readiness_goes_first_and_running_streams_finish(tmp_path: Path) -> None:
-    async with picker(tmp_path, "3s") as process, connect(process.ports["grpc"]) as channel:
+    async with picker(tmp_path, "5s") as process, connect(process.ports["grpc"]) as channel:
         ports = (process.ports["grpc"], process.ports["health"])
         assert {await health(port, service) for port in ports for service in READINESS} == {"SERVING"}
         old = ScriptedStream(channel)
@@ -68,11 +68,11 @@ async def test_readiness_goes_first_and_running_streams_finish(tmp_path: Path) -
         await streaming(new, FULL_DUPLEX)  # a proxy that has not yet noticed is still served
         await finish(new)
 
-        await asyncio.sleep(max(0.0, told_s + 3.5 - time.monotonic()))  # the drain is over; the stream is not
+        await asyncio.sleep(max(0.0, told_s + 5.5 - time.monotonic()))  # the drain is over; the stream is not
         await old.say(response_body(b"data: {}\n\n"))
         await old.hear("response_body")
         await finish(old)
-        assert await asyncio.wait_for(process.wait(), 5) == 0
+        assert await process.wait() == 0
 
 
 async def test_without_a_drain_new_streams_are_refused_and_running_ones_finish(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ async def test_without_a_drain_new_streams_are_refused_and_running_ones_finish(t
         assert await health(process.ports["health"], "") == "NOT_SERVING"
         assert await health(process.ports["health"], "liveness") == "SERVING"
         await finish(old)
-        assert await asyncio.wait_for(process.wait(), 5) == 0
+        assert await process.wait() == 0
 
 
 @pytest.mark.parametrize(("drain_timeout", "second"), [("0s", signal.SIGINT), ("60s", signal.SIGTERM)])
@@ -103,7 +103,7 @@ async def test_a_second_signal_hurries(tmp_path: Path, drain_timeout: str, secon
         await eventually(lambda: not_ready(process))
         await process.signal(second)
         assert await stream.end() is not grpc.StatusCode.OK
-        assert await asyncio.wait_for(process.wait(), 5) == 0
+        assert await process.wait() == 0
 
 
 @pytest.mark.envoy
