@@ -74,7 +74,7 @@ async def until(ask: Callable[[], Any], holds: Callable[[Any], bool], timeout_s:
         if holds(answer):
             return answer
         assert time.monotonic() < deadline_s, f"still {answer!r} after {timeout_s:g} s"
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
 
 
 def pool(

@@ -301,7 +301,7 @@ async def test_an_unready_pod_is_left_at_once_and_a_restart_of_the_api_server_co
         )
         envoy = await stack.enter_async_context(EnvoyProxy(bootstrap))
         client = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)))
-        over, statuses = asyncio.Event(), []
+        over, statuses, pause_s = asyncio.Event(), [], 0.01
 
         async def keep_asking() -> None:
             while not over.is_set():
@@ -309,7 +309,7 @@ async def test_an_unready_pod_is_left_at_once_and_a_restart_of_the_api_server_co
                 async with client.post(f"{envoy.url}/v1/completions", json=body) as response:
                     await response.read()
                     statuses.append(response.status)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(pause_s)
 
         async def turn(sim: SimServer, *, is_ready: bool) -> None:
             body = status(sim.config.host, ready=is_ready)
@@ -341,6 +341,7 @@ async def test_an_unready_pod_is_left_at_once_and_a_restart_of_the_api_server_co
 
         everyone = await addresses(process)
         await asyncio.to_thread(api_server.kill)
+        pause_s = 0.2  # leave the machine to the API server, which takes seconds to start
 
         async def problems() -> list[str]:
             return (await process.state())["kubernetes"]["problems"]
@@ -351,6 +352,7 @@ async def test_an_unready_pod_is_left_at_once_and_a_restart_of_the_api_server_co
         assert (await readiness(process), await addresses(process)) == ("ok\n", everyone)
         await asyncio.to_thread(api_server.start)
         await until(problems, lambda said: said == [])
+        pause_s = 0.01
         took_s.append(await left_after_s(sims[0]))
         print(f"last requests {', '.join(f'{took * 1000:.0f}' for took in took_s)} ms after pods turned unready")
         over.set()
