@@ -31,7 +31,7 @@ def serving(fault: Fault = no_fault) -> Iterator[str]:
 
 
 def run(target: str, *flags: str) -> int:
-    return main(["conformance", "--target", target, "--plaintext", "--timeout", "2s", *flags])
+    return main(["conformance", "--target", target, "--plaintext", "--timeout", "30s", *flags])
 
 
 def test_a_kept_must_is_0_and_a_table(capsys, tmp_path: Path):

@@ -40,7 +40,7 @@ async def talk(
 async def checked(fault: Fault, name: str) -> Result:
     (check,) = [check for check in chosen([name]) if check.name == name]
     async with Picker(fault) as port:
-        return await run_one(check, Target.parse(f"127.0.0.1:{port}", tls=False), Expectations([ADDRESS]), timeout_s=1)
+        return await run_one(check, Target.parse(f"127.0.0.1:{port}", tls=False), Expectations([ADDRESS]), timeout_s=10)
 
 
 def on(part: str):
@@ -300,7 +300,7 @@ async def test_a_picker_that_is_not_there_is_a_failure_and_no_crash():
     (check,) = chosen(["header-and-metadata-are-equal"])
     async with Picker() as port:
         pass
-    result = await run_one(check, Target.parse(f"127.0.0.1:{port}", tls=False), Expectations(), timeout_s=1)
+    result = await run_one(check, Target.parse(f"127.0.0.1:{port}", tls=False), Expectations(), timeout_s=10)
     assert result.verdict is Verdict.FAILED
     assert "cannot connect" in result.sentence
 

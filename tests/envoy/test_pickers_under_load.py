@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("envoy_binary")]
 PER_S = 100
 STREAMS = 300
 HEALTH_INTERVAL_S = 0.25
-DRAIN = ["--drain-timeout", "1s"]  # four times the interval of the checks
+DRAIN = ["--drain-timeout", "3s"]  # many times the interval of the checks
 # What an allocator may keep after a storm of this size; a leak of a request's body or response would be beyond it.
 KEPT_BYTES = 24 * 2**20
 REQUESTS = "llm_d_epp_request_total"
