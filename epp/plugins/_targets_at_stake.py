@@ -7,12 +7,16 @@ Probabilities are added up, so that one request lost for certain and two lost by
    still keep theirs. Who waited too long for a first token has nothing left to lose.
 3. *Those who will follow it*: a prompt leaves its prefix there, and whoever asks for it again is best served there.
    As far as even a request without a prefill of its own would miss a target there, they are lost, too. Without this,
-   what is lost would gather on one server with all that comes after it, although the pool has room for all.
+   what is lost would gather on one server with all that comes after it, although the pool has room for all. Where
+   prefixes are not asked for again nobody follows, and this counts only while there is room.
 4. *Those who come to the same server in the meantime*: its prefill takes time there, in which so many requests arrive.
-   Some of them count in any case; more of them as far as they would keep their targets there. So at overload what
-   cannot be saved gathers where everyone is late already, and the other servers stay in time.
+   Some of them count in any case; at overload more, as far as they would keep their targets there. So what cannot be
+   saved gathers where everyone is late already, and the other servers stay in time.
 5. *Slack*: a tenth of the share of each target that is used up, its own and others', as far as these are kept. It
    decides between servers of which all keep all targets.
+
+Overload goes by the queues of the pool: from 0, where they take up less than three tenths of the TTFT target, to 1 at
+seven tenths. Below it nobody has to be given up for the others.
 
 The lab's oracle (`epp.lab.oracle`) goes by sums like these, without the third; but it sees the engines.
 """
@@ -25,9 +29,10 @@ import numpy as np
 from epp.plugins._slo import Slo
 from epp.scheduling.data import FloatArray
 
-_FOLLOWED_PRICE = 1.3
-_TIME_PRICE, _TIMELY_PRICE = 0.25, 0.4  # per request that comes meanwhile: always, and if it could keep its targets
+_FOLLOWED_PRICE, _FOLLOWED_RATIO = 1.3, 0.25  # in full where so much of the prompts is cached when they come
+_TIME_PRICE, _TIMELY_PRICE = 0.25, 0.4  # per request that comes meanwhile: always; at overload if it is in time
 _SLACK_PRICE = 0.1
+_LEAST_QUEUE_RATIO, _MOST_QUEUE_RATIO = 0.3, 0.7  # of the TTFT target: between them overload begins
 """Found by trial in the lab, on all workloads at loads from 0.5 to 1.2."""
 
 _LEAST_SPREAD = 0.1
@@ -65,34 +70,41 @@ class Spreads(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """One value per candidate.
+    """One value per candidate, but for the overload.
 
     Attributes:
         at_stake: in targets, above 0; see the module's text.
+        overload_ratio: of the pool, from 0 to 1; likewise. 1 if there is no TTFT target.
         in_time, paced: how likely the request keeps its TTFT target, and that of TPOT; 1 if there is none.
     """
 
     at_stake: FloatArray
+    overload_ratio: float
     in_time: FloatArray
     paced: FloatArray
 
 
-def look_ahead(slo: Slo, prospect: Prospect, spreads: Spreads, arrivals_per_s: float) -> Outlook:
+def look_ahead(slo: Slo, prospect: Prospect, spreads: Spreads, arrivals_per_s: float, reuse_ratio: float) -> Outlook:
     """What is to be expected of each candidate.
 
     Args:
         slo: at least one target.
         arrivals_per_s: of requests, per server.
+        reuse_ratio: share of the prompts' tokens that was cached somewhere when they came.
     """
     queue_ms, own_ms, tpot_ms, tpot_before_ms, slowdown_ms, hopeful = prospect
     in_time = follower_in_time = paced = np.ones(len(queue_ms))
     used_up = np.zeros(len(queue_ms))  # of this request's own targets
     lost_there = np.zeros(len(queue_ms))
+    overload_ratio = 1.0
     if slo.ttft_ms is not None:
         target_ms = max(slo.ttft_ms, LEAST_TARGET_MS)
         in_time = _within(target_ms, queue_ms + own_ms, spreads.ttft)
         follower_in_time = _within(target_ms, queue_ms, spreads.ttft)
         used_up = used_up + (queue_ms + own_ms) / target_ms
+        queue_ratio = float(queue_ms.mean()) / target_ms
+        overload_ratio = (queue_ratio - _LEAST_QUEUE_RATIO) / (_MOST_QUEUE_RATIO - _LEAST_QUEUE_RATIO)
+        overload_ratio = min(max(overload_ratio, 0.0), 1.0)
     if slo.tpot_ms is not None:
         target_ms = max(slo.tpot_ms, LEAST_TARGET_MS)
         paced = _within(target_ms, tpot_ms, spreads.tpot)
@@ -102,15 +114,16 @@ def look_ahead(slo: Slo, prospect: Prospect, spreads: Spreads, arrivals_per_s: f
         slack = before * np.minimum(slowdown_ms / target_ms, 1.0)
         lost_there = hopeful * (before - after + _SLACK_PRICE * slack)
     kept, follower_kept = in_time * paced, follower_in_time * paced
+    followed = max(min(reuse_ratio / _FOLLOWED_RATIO, 1.0), 1.0 - overload_ratio)
     arrivals = arrivals_per_s * own_ms / 1e3
     at_stake = (
         (1.0 - kept)
         + lost_there
-        + _FOLLOWED_PRICE * (1.0 - follower_kept)
-        + arrivals * (_TIME_PRICE + _TIMELY_PRICE * follower_kept)
+        + _FOLLOWED_PRICE * followed * (1.0 - follower_kept)
+        + arrivals * (_TIME_PRICE + _TIMELY_PRICE * overload_ratio * follower_kept)
         + _SLACK_PRICE * kept * used_up
     )
-    return Outlook(at_stake + _LEAST_STAKE, in_time, paced)
+    return Outlook(at_stake + _LEAST_STAKE, overload_ratio, in_time, paced)
 
 
 def _within(target_ms: float, expected_ms: FloatArray, spread: float) -> FloatArray:

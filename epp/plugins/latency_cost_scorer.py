@@ -8,7 +8,7 @@ computing it elsewhere: affinity needs no threshold, it is what comes out cheape
 
 To this come the targets, where a request names some. What a choice is expected to cost in targets kept
 (`epp.plugins._targets_at_stake`) counts by a high power: it decides, and the price where as many would be kept.
-Time beyond a target, which is missed then, does not count in the price. So a server that is at its limit is
+At overload time beyond a target, which is missed then, does not count in the price. So a server that is at its limit is
 spared, one that has room for more takes it, and what cannot be saved goes where it spoils least, to servers that are
 late already, instead of making all of them late.
 
@@ -30,6 +30,7 @@ from epp.plugins._hopes import Hopes
 from epp.plugins._latency_samples import measure
 from epp.plugins._prefill import prefill_row
 from epp.plugins._prefill_backlog import PrefillBacklog, attention_pairs
+from epp.plugins._reuse import Reuse
 from epp.plugins._signals import fresh
 from epp.plugins._slo import Slo, slo_of
 from epp.plugins._slow_start import without_held_back, zero_for_others
@@ -115,11 +116,11 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         cost = wait · (requests there + 1) · TPOT · targets at stake ^ stakeExponent
         wait = step + prefill before it + its own prefill
 
-    in ms by what was learned of each server. A wait counts as the TTFT target at most, a TPOT as its target at most,
-    and of the requests there those that can still keep their targets. At stake are the targets of this request, of
-    those there whom it slows down, and of those who come after it. A cached prefix is prefill that is not needed. Two
-    idle servers of which one prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps of
-    7 and 12 ms: costs 100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
+    in ms by what was learned of each server. A TPOT counts as its target at most, at overload a wait as the TTFT
+    target, and of the requests there those that can still keep their targets. At stake are the targets of this request,
+    of those there whom it slows down, and of those who come after it. A cached prefix is prefill that is not needed.
+    Two idle servers of which one prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps
+    of 7 and 12 ms: costs 100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
 
     *Without targets* (`x-slo-ttft-ms`, `x-slo-tpot-ms`) nothing is at stake, and all requests there count. *New
     servers* are taken to be like the pool. Where predicted-latency-producer runs, new and failing servers have their
@@ -142,6 +143,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         self._backlog = PrefillBacklog()
         self._hopes = Hopes()
         self._arrivals = Arrivals()
+        self._reuse = Reuse()
         self._output_tokens = parameters.expected_output_tokens
         self._answers = 1
         self._version: int | None = None
@@ -191,9 +193,11 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             hopeful=(priced.requests - 1.0) * shares,
         )
         spreads = Spreads(self._ttft.spread, self._tpot.spread)
-        outlook = look_ahead(slo, prospect, spreads, self._arrivals_per_s(cycle) / len(candidates))
+        arrivals_per_s = self._arrivals_per_s(cycle) / len(candidates)
+        outlook = look_ahead(slo, prospect, spreads, arrivals_per_s, self._reuse.ratio)
         priced.in_time, priced.paced = outlook.in_time, outlook.paced
-        price = _up_to(slo.ttft_ms, wait_ms) * (prospect.hopeful + 1.0) * _up_to(slo.tpot_ms, tpot_ms)
+        wait_ms = _priced_ms(slo.ttft_ms, wait_ms, late_counts=1.0 - outlook.overload_ratio)
+        price = wait_ms * (prospect.hopeful + 1.0) * _priced_ms(slo.tpot_ms, tpot_ms, late_counts=0.0)
         return _scored(price * outlook.at_stake**self._exponent)
 
     def _arrivals_per_s(self, cycle: Cycle) -> float:
@@ -256,6 +260,8 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
                 break
         else:
             return
+        prompt_tokens = _prompt_tokens(cycle)
+        self._reuse.add(prompt_tokens, prompt_tokens - float(priced.uncached_tokens.min()))
         own, pairs = float(priced.uncached_tokens[at]), float(priced.pairs[at])
         before, pairs_before = float(priced.tokens_before[at]), float(priced.pairs_before[at])
         cycle.state[self.name] = _Sent(
@@ -312,7 +318,12 @@ def _scored(cost: FloatArray) -> FloatArray:
     return scores
 
 
-def _up_to(target_ms: float | None, expected_ms: FloatArray) -> FloatArray:
-    """As it is priced: its target at most. What is late has missed its target, and that is at stake. If the price grew
-    on, late requests would keep all servers level, and with more work than can be done in time all of them late."""
-    return expected_ms if target_ms is None else np.minimum(expected_ms, max(target_ms, LEAST_TARGET_MS))
+def _priced_ms(target_ms: float | None, expected_ms: FloatArray, late_counts: float) -> FloatArray:
+    """What is beyond the target has missed it, which is at stake, and counts by this factor only. At overload late
+    requests would otherwise keep all servers level, and with more work than can be done in time all of them late."""
+    if target_ms is None:
+        return expected_ms
+    priced_ms: FloatArray = np.minimum(expected_ms, max(target_ms, LEAST_TARGET_MS))
+    if late_counts:
+        priced_ms += late_counts * (expected_ms - priced_ms)
+    return priced_ms

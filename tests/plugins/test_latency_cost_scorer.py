@@ -214,6 +214,20 @@ def test_targets_count_for_nothing_when_told_so():
     assert scored(a_request(**load, headers=TARGETS), scorer) == scored(a_request(**load), scorer)
 
 
+def test_of_two_late_servers_the_one_that_is_less_late_is_better_while_the_pool_has_room():
+    """A pool of thirty, idle or not, but for two: with queues of 2 s and of 4 s, where 1 s is allowed."""
+    targets = {"x-slo-ttft-ms": "1000", "x-slo-tpot-ms": "20"}  # steps are too slow on both
+    ratios = []
+    for others_tokens in (0, 50_000):
+        load = dict.fromkeys(("requests", "decode"), (1,) * 30)
+        load["prefill"] = (100_000, 200_000, *[others_tokens] * 28)
+        less, more, *_ = scored(a_request(**load, headers=targets), candidates=pool(size=30))
+        ratios.append(less / more)
+    with_room, at_overload = ratios
+    assert with_room > 1.5
+    assert at_overload == pytest.approx(1, abs=0.1)
+
+
 def test_arrivals_at_other_workers_count_as_their_requests_in_flight_do():
     """A prompt that is late anywhere: alone it goes where its followers are in time; beside workers with a hundred
     times as much in flight, where fewer of those who come meanwhile would be."""
@@ -230,6 +244,20 @@ def test_arrivals_at_other_workers_count_as_their_requests_in_flight_do():
         scores.append(scored(a_request(**late, requests=(in_flight / 2, in_flight / 2)), scorer))
     (alone, _), (_, among_many) = scores
     assert alone == 1 == among_many
+
+
+def test_who_is_lost_is_followed_only_where_prefixes_are_asked_for_again():
+    """A prompt that is late anywhere, and a server where all are late."""
+    late = {"tokens": 100_000, "prefill": (0, 100_000), "headers": {"x-slo-ttft-ms": "1000"}}
+    room_by_late = []
+    for uncached in (100, 100_000):
+        scorer = make("latency-cost-scorer")
+        for _ in range(4):
+            serve(scorer, 0, ttft_ms=1, tpot_ms=1, served="elsewhere", tokens=100_000, uncached=(uncached, 100_000))
+        room, there = scored(a_request(**late), scorer)
+        room_by_late.append(room / there)
+    followed, nobody_follows = room_by_late
+    assert followed > 1.2 * nobody_follows
 
 
 def test_a_request_that_several_profiles_ask_about_has_come_once():
