@@ -3,6 +3,9 @@
 A file that is written must have a place where it can be, and the place must be its own: neither that of another one,
 nor a file that is read, nor where output is printed. By whatever paths they are named: files are told apart by what
 they are, and those that are not there yet by folder and name.
+
+Some results are renamed into their place, so that nobody reads half of one. Whatever was there is gone then, also if it
+was a device.
 """
 
 import os
@@ -70,12 +73,26 @@ def keep_apart(written: Iterable[Named], read: Iterable[Named] = ()) -> None:
         taken.append((named, file))
 
 
+def keep_what_is_no_file(written: Iterable[Named]) -> None:
+    """Raises `Problem` where a file that is renamed into its place would take that of a device, a pipe, a directory."""
+    for name, path in written:
+        if path is None:
+            continue
+        try:
+            mode = Path(path).stat().st_mode
+        except OSError:
+            continue  # it is not there, or it will be said when it is written
+        if not stat.S_ISREG(mode):
+            what = "a directory" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
+            raise Problem(f"{name} {path}: that is {what}, which a file would replace: let {name} name another place")
+
+
 def _file_at(path: Path) -> _File:
     try:
         return _identity(path.stat())
     except (FileNotFoundError, NotADirectoryError):
         made_at = _made_at(path)
-    except OSError:
+    except (OSError, ValueError):  # a name may come from a file, and hold what no name can
         return None
     try:
         folder = made_at.parent.stat()

@@ -370,6 +370,46 @@ def test_no_file_is_written_over_another_or_over_what_is_read(
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
+@pytest.mark.parametrize(
+    ("flag", "there"),
+    [
+        ("--ports-file", "pipe"),
+        ("--ports-file", "directory"),
+        ("--model-file", "link to a pipe"),
+        ("--model-file", "socket"),
+        ("--record-trace", "pipe"),
+    ],
+)
+def test_what_is_no_file_is_not_replaced_by_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flag: str, there: str
+) -> None:
+    """A device is told apart as a pipe is: `--ports-file /dev/null` would leave the machine without."""
+    place = tmp_path / "x.jsonl"
+    match there:
+        case "pipe":
+            os.mkfifo(place)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as left:
+                left.bind(str(place))
+        case "directory":
+            place.mkdir()
+        case _:
+            os.mkfifo(tmp_path / "pipe")
+            place.symlink_to("pipe")
+    before = place.lstat()
+    not_ours = ["--host", "192.0.2.1"]  # ends the start, right after all that is looked at before it
+    assert f"{flag} {place}: " in complaint(capsys, *SERVE, *not_ours, flag, str(place))
+    assert place.lstat() == before
+    assert {path.name for path in tmp_path.iterdir()} <= {"x.jsonl", "pipe"}
+
+
+def test_a_name_that_no_file_can_have_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags = discovering(tmp_path, None)
+    config = tmp_path / "c.yaml"
+    config.write_text(config.read_text().replace(str(tmp_path / "endpoints.yaml"), r'"a\0b"'))
+    assert r"'a\x00b': no file can have this name" in complaint(capsys, *flags)
+
+
 def test_traces_of_workers_are_not_written_over_either(tmp_path: Path) -> None:
     trace, config = str(tmp_path / "x.jsonl"), read_config(None, None, Services(Ledger()))
     keep_files_apart(ServeOptions(record_trace=trace, workers=2, ports_file=trace), config)  # nobody records there

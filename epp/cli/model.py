@@ -8,6 +8,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from epp.cli.flags import Parser
+from epp.files import keep_what_is_no_file
 from epp.problem import Problem
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def _import(arguments: argparse.Namespace) -> int:
     from epp.latency.persistence import dump, write_atomically
 
     file: Path = arguments.file
+    keep_what_is_no_file([("FILE", file)])
     state = _read(arguments.source)
     try:
         write_atomically(file, dump(state))

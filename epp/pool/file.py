@@ -139,3 +139,5 @@ class FileDiscovery:
                 return file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
             return f"{self._path}: {error.strerror or error}; give the path of a readable file"
+        except ValueError:  # a zero byte
+            return f"{str(self._path)!r}: no file can have this name; give the path of a readable file"

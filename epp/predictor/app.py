@@ -15,7 +15,7 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from epp.files import keep_apart
+from epp.files import keep_apart, keep_what_is_no_file
 from epp.latency.persistence import write_atomically
 from epp.latency.predictor import Predictor
 from epp.observe import logs
@@ -80,8 +80,10 @@ class PredictorServer:
     """
 
     def __init__(self, options: PredictorServerOptions) -> None:
-        """Raises `Problem` where one file would be written over the other."""
-        keep_apart([("--model-file", options.model_file), ("--ports-file", options.ports_file)])
+        """Raises `Problem` where one file would be written over the other, or over what is none."""
+        written = [("--model-file", options.model_file), ("--ports-file", options.ports_file)]
+        keep_apart(written)
+        keep_what_is_no_file(written)
         self._options = options
         clock = time.monotonic
         outbox = Outbox()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from epp.config.resolve import ResolvedConfig
-from epp.files import Named, keep_apart
+from epp.files import Named, keep_apart, keep_what_is_no_file
 from epp.observe.trace import path_of_worker
 from epp.observe.trace_file import rotated
 from epp.plugins.file_discovery import FileDiscovery
@@ -14,11 +14,13 @@ from epp.server.tls import CERTIFICATE_FILE, KEY_FILE
 
 def keep_files_apart(options: ServeOptions, config: ResolvedConfig) -> None:
     """To be called before any is written. Raises `Problem`."""
-    keep_apart(_written(options), _read(options, config))
+    files = list(_written(options))
+    keep_apart([("--grpc-socket", options.grpc_socket), *files], _read(options, config))
+    keep_what_is_no_file(files)
 
 
 def _written(options: ServeOptions) -> Iterator[Named]:
-    yield "--grpc-socket", options.grpc_socket
+    """All but the socket, which has a check of its own."""
     yield "--model-file", options.model_file
     if options.record_trace is not None:
         for trace in _traces(options.record_trace, options.workers):

@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,4 +119,6 @@ def write_ports(file: str, ports: Mapping[str, Any]) -> None:
         Path(temporary).write_text(json.dumps(ports))
         os.replace(temporary, file)
     except OSError as error:
+        with suppress(OSError):
+            os.unlink(temporary)
         raise Problem(f"{file}: cannot be written (--ports-file): {error.strerror}") from error

@@ -1,6 +1,7 @@
 """`epp model`: what it shows, and that an export comes back the same."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -153,3 +154,13 @@ def test_what_cannot_be_written_is_one_line(file: Path, tmp_path: Path, capsys: 
     for arguments in (("export", file, file / "x"), ("import", file, tmp_path / "no" / "such")):
         assert run(*arguments) == 2
         assert capsys.readouterr().err.count("cannot be written") == 1
+
+
+def test_a_pipe_or_a_device_is_not_replaced_by_a_model(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert run("import", file, pipe) == 2
+    assert str(pipe) in capsys.readouterr().err
+    assert pipe.is_fifo()

@@ -96,6 +96,16 @@ def test_ports_are_not_written_over_what_was_learned(
     assert "--model-file link and --ports-file x are the same file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--model-file", "--ports-file"])
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    not_ours = ["--host", "192.0.2.1"]  # ends the start, right after all that is looked at before it
+    assert main([*SERVE, *not_ours, flag, str(pipe)]) == 2
+    assert f"{flag} {pipe}: that is a device, a pipe or a socket" in capsys.readouterr().err
+    assert pipe.is_fifo()
+
+
 def test_it_serves_both_ports_until_it_is_told_to_stop_and_keeps_what_it_learned(tmp_path: Path) -> None:
     ports_file, model_file = tmp_path / "ports.json", tmp_path / "latency.model"
     command = [sys.executable, "-m", "epp.cli", *SERVE, "--training-port", "0", "--prediction-port", "0"]
