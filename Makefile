@@ -50,7 +50,7 @@ $(COMPILED)/.built: $(VENV)/.installed-demo pyproject.toml proto/build_hook.py $
 	@echo "compiling into $(COMPILED) (two to four minutes)"
 	@rm -rf $(COMPILED)
 	@$(BIN)/python -m venv --without-pip $(COMPILED)
-	@HEADROOM_COMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-cache-dir --no-deps --wheel-dir $(COMPILED)/wheel .
+	@HEADROOM_COMPILE=1 env $(if $(strip $(CC)),,-u CC) $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-cache-dir --no-deps --wheel-dir $(COMPILED)/wheel .
 	@$(BIN)/python -m pip --python $(COMPILED)/bin/python install --quiet --disable-pip-version-check --no-deps $(COMPILED)/wheel/*.whl
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$($(COMPILED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dependencies.pth"

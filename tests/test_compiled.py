@@ -36,11 +36,11 @@ def test_the_list_names_modules_that_there_are() -> None:
 
 # --- when it is compiled ----------------------------------------------------------------------------------------------
 
-# In the place of Python: makes what the recipe looks for, and counts the wheels.
+# In the place of Python: makes what the recipe looks for, and notes for each wheel the compiler that it was told.
 PYTHON = """#!/bin/sh
 case "$*" in
     "-m venv"*) mkdir -p .venv-compiled/bin && cp "$0" .venv-compiled/bin/python ;;
-    "-m pip wheel"*) echo one >> wheels ;;
+    "-m pip wheel"*) echo "${CC-unset}" >> wheels ;;
     -c*) echo .venv-compiled ;;
 esac
 """
@@ -65,13 +65,15 @@ def test_a_source_that_is_gone_or_new_or_changed_compiles_again_and_nothing_else
     program(tmp_path / ".venv/bin/python", PYTHON)
 
     make = ["make", ".venv-compiled/.built"]
-    environment = {"PATH": os.environ["PATH"]}  # nothing of a make that runs the tests
+    environment = {"PATH": os.environ["PATH"], "CC": " "}  # nothing of a make that runs the tests
 
     def wheels() -> int:
         """So many were made when it has been made twice."""
         for _ in range(2):
             subprocess.run(make, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
-        return len((tmp_path / "wheels").read_text().split())
+        compilers = (tmp_path / "wheels").read_text().split()
+        assert set(compilers) == {"unset"}  # a blank one cannot compile
+        return len(compilers)
 
     kept, gone, new = sources
     assert wheels() == 1
@@ -85,7 +87,9 @@ def test_a_source_that_is_gone_or_new_or_changed_compiles_again_and_nothing_else
     assert wheels() == 4
 
 
-@pytest.mark.parametrize(("compiler", "there"), [("gcc -O2", True), (" gcc", True), ("clang -O2", False), ("", False)])
+@pytest.mark.parametrize(
+    ("compiler", "there"), [("gcc -O2", True), (" gcc", True), ("clang -O2", False), ("", False), ("  ", False)]
+)
 def test_ci_finds_the_compiler_whatever_flags_follow_it(compiler: str, there: bool, tmp_path: Path) -> None:
     """Where there is a gcc and neither a clang nor a cc."""
     programs = tmp_path / "programs"
@@ -107,4 +111,5 @@ def test_ci_finds_the_compiler_whatever_flags_follow_it(compiler: str, there: bo
         timeout=60,
     )
     assert ("make test-compiled" in ran.stdout.splitlines()) is there
-    assert ("SKIPPED: make test-compiled" in ran.stdout) is not there
+    named = compiler.split() or ["cc"]
+    assert (f"SKIPPED: make test-compiled. There is no C compiler here ({named[0]})." in ran.stdout) is not there
