@@ -138,7 +138,8 @@ class LeanProtocol(asyncio.Protocol):
         if connection.open_streams or connection.last_stream_id != self._streams_seen:
             self._streams_seen, self._busy_s = connection.last_stream_id, now_s
         stranger = not connection.established and now_s - self._made_s >= options.handshake_timeout_s
-        if stranger or silent_s >= options.keepalive_s + options.keepalive_timeout_s:
+        # Who stood still itself has heard nobody, and asks first.
+        if stranger or (self._pinged and silent_s >= options.keepalive_s + options.keepalive_timeout_s):
             self.abort()
         elif silent_s < options.keepalive_s:
             self._pinged = False

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -105,6 +106,16 @@ async def test_a_silent_peer_is_pinged_and_kept_if_it_answers_and_dropped_if_not
         await client.next(PingFrame)
         await client.end()
         await eventually(lambda: exchanges[0].closings == [True])
+
+
+async def test_a_server_that_stood_still_asks_before_it_takes_anyone_for_dead() -> None:
+    async with (
+        serving(keepalive_s=0.1, keepalive_timeout_s=0.1) as (server, exchanges),
+        connected(server, HANDSHAKE + OPENING) as client,
+    ):
+        await eventually(lambda: len(exchanges) == 1)
+        time.sleep(0.3)  # noqa: ASYNC251 — all stand still, for longer than both together
+        await client.next(PingFrame)
 
 
 async def test_a_connection_without_streams_is_closed_in_good_order_and_one_with_a_stream_is_not() -> None:
