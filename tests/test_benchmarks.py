@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks are no part of the installed package
 
-from benchmarks.load.programs import Load, LoadError, Upstream, compiler, run_load  # noqa: E402
+from benchmarks.load import programs  # noqa: E402
+from benchmarks.load.programs import Load, LoadError, Upstream, compiled, compiler, run_load  # noqa: E402
 
 BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_"))
 needs_compiler = pytest.mark.skipif(not compiler(), reason="no C compiler: the load generator is NOT tested")
@@ -53,6 +54,16 @@ def test_flags_may_follow_the_compiler_in_its_variable(monkeypatch: pytest.Monke
     assert compiler() == ["sh", "-O1"]
     monkeypatch.setenv("CC", "no-such-compiler -O1")
     assert compiler() == []
+
+
+@needs_compiler
+def test_another_compiler_compiles_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(programs, "BUILD", tmp_path)
+    before, again = compiled("upstream"), compiled("upstream")
+    assert before == again
+    monkeypatch.setenv("CC", f"{compiler()[0]} -no-such-flag")
+    with pytest.raises(LoadError, match="no-such-flag"):
+        compiled("upstream")
 
 
 @needs_compiler

@@ -39,9 +39,10 @@ def compiler() -> list[str]:
 
 
 def compiled(name: str) -> Path:
-    """The executable of `load` or `upstream`, made anew when its source has changed. Raises `LoadError`."""
+    """The executable of `load` or `upstream`, made anew when its source or `$CC` has changed. Raises `LoadError`."""
     sources = [FOLDER / f"{name}.c", FOLDER / "common.h"]
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    made_of = b"".join([*(source.read_bytes() for source in sources), os.environ.get("CC", "").encode()])
+    digest = hashlib.sha256(made_of).hexdigest()[:16]
     program = BUILD / f"{name}-{digest}"
     if program.exists():
         return program
