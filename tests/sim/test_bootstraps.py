@@ -132,7 +132,8 @@ def fake_envoy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> 
 
 def alive(pid_file: Path) -> bool:
     """Who wrote that file. Who was ended before it could write is not."""
-    return pid_file.exists() and Path(f"/proc/{pid_file.read_text().strip()}").exists()
+    pid = pid_file.read_text().strip() if pid_file.exists() else ""
+    return pid != "" and Path(f"/proc/{pid}").exists()
 
 
 def test_an_envoy_that_refuses_its_configuration_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
