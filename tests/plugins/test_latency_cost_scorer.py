@@ -275,6 +275,25 @@ def test_a_request_that_several_profiles_ask_about_has_come_once():
     assert scores[0] == scores[1]
 
 
+@pytest.mark.parametrize("exponent", [0, 20])
+@pytest.mark.parametrize("size", [1, 3])
+def test_scores_are_numbers_and_the_best_is_1_whatever_is_asked(exponent, size):
+    scorer, candidates = make("latency-cost-scorer", {"stakeExponent": exponent}), pool(size=size)
+    load = {"requests": range(0, 900, 900 // size), "prefill": range(0, 3 * 10**8, 10**8), "decode": [10**7] * size}
+    load = {name: tuple(column)[:size] for name, column in load.items()}
+    for target in ("0", "-1", "nan", "inf", "1e308", "5e-324", "", "é", "0.000001", "1", "86400000"):
+        for names in (["x-slo-ttft-ms"], ["x-slo-tpot-ms"], ["x-slo-ttft-ms", "x-slo-tpot-ms"]):
+            for tokens in (0, 1_000_000):
+                cycle = a_request(
+                    tokens=tokens, uncached=(tokens,) * size, **load, headers=dict.fromkeys(names, target)
+                )
+                scores = scorer.score(cycle, candidates)
+                assert np.isfinite(scores).all()
+                assert scores.max() == 1
+                assert scores.min() >= 0
+                scorer.pre_request(cycle, decide(candidates, 0))
+
+
 # --- learning -------------------------------------------------------------------------------------------------------
 
 
