@@ -11,6 +11,7 @@ from epp.cli.flags import add_bool, add_duration, add_port, add_size, positive, 
 from epp.cli.kube_flags import add_kube_flags, kube_options
 from epp.cli.llmd_flags import add_flags_without_effect
 from epp.config.builtins import BUILT_INS, DEFAULT_BUILT_IN
+from epp.files import new_file
 from epp.kube.options import KubeOptions
 from epp.problem import Problem
 from epp.server.options import ServeOptions
@@ -263,8 +264,12 @@ def trace_path(given: str | None) -> str | None:
     path = Path(given)
     if path.suffix != ".jsonl":
         raise Problem(f"--record-trace {given}: let it end in .jsonl, by which `epp lab run --trace` knows it")
-    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+    if not os.access(path.parent, os.W_OK | os.X_OK):  # where it is renamed, too
         raise Problem(f"--record-trace {given}: cannot be written; {path.parent} must be a directory that can")
+    try:
+        new_file(given)
+    except Problem as problem:
+        raise Problem(f"--record-trace {problem}") from problem
     return given
 
 

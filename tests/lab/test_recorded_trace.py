@@ -230,7 +230,13 @@ def test_an_answer_of_unknown_length_is_no_longer_than_its_client_wanted(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("trace.txt", "end in .jsonl"), ("no/such/trace.jsonl", "cannot be written")]
+    ("name", "says"),
+    [
+        ("trace.txt", "end in .jsonl"),
+        ("no/such/trace.jsonl", "cannot be written"),
+        (f"{'long' * 100}.jsonl", "cannot be written: File name too long"),
+    ],
+    ids=["no suffix", "no folder", "too long"],
 )
 def test_a_file_that_would_not_do_is_refused_at_the_start(tmp_path: Path, name: str, says: str) -> None:
     with pytest.raises(Problem, match=says):
