@@ -49,6 +49,7 @@ async def test_a_picker_of_two_that_is_told_to_stop_costs_no_request() -> None:
             assert await leaving.wait() == 0
             await more_are_served(answers, PER_S / 2)
         assert answers.failed == []
+        assert answers.served > PER_S
         after = (await site.idle(staying)).total(REQUESTS)
         for _ in range(10):
             await site.ask(answers)
@@ -58,7 +59,7 @@ async def test_a_picker_of_two_that_is_told_to_stop_costs_no_request() -> None:
         assert [leaving.log().count(f'"message":"{cause}') for cause in causes] == [1, 1, 1]
 
 
-async def test_a_picker_of_two_that_is_killed_costs_no_request_and_is_avoided_at_once() -> None:
+async def test_a_picker_of_two_that_is_killed_costs_no_request_and_is_avoided_within_a_second() -> None:
     """Failing open, with Envoy's checks as shipped, which take 10 s: it is the breaking connections that tell."""
     async with load(pickers=2) as site:
         killed, staying = site.pickers
@@ -69,6 +70,7 @@ async def test_a_picker_of_two_that_is_killed_costs_no_request_and_is_avoided_at
             picked_before, asked_before = (await metrics_of(staying)).total(REQUESTS), answers.asked
             await more_are_served(answers, PER_S)
         assert answers.failed == []
+        assert answers.served > PER_S
         picked = (await site.idle(staying)).total(REQUESTS) - picked_before
         assert picked >= answers.asked - asked_before - 20  # half of them would meet the one that is gone
 
