@@ -3,8 +3,8 @@
 Probabilities are added up, so that one request lost for certain and two lost by even odds are the same. Five things:
 
 1. *Its own targets*: the probability that it misses one of them.
-2. *Those who are there*: by how much it raises the probability that they miss the same TPOT target, for each who can
-   still keep theirs. Who waited too long for a first token has nothing left to lose.
+2. *Those who are there*: by how much it raises the probability that they miss their TPOT target, see
+   `epp.plugins._company`. Who waited too long for a first token, or was slow for too long, has nothing left to lose.
 3. *Those who will follow it*: a prompt leaves its prefix there, and whoever asks for it again is best served there.
    As far as even a request without a prefill of its own would miss a target there, they are lost, too. Without this,
    what is lost would gather on one server with all that comes after it, although the pool has room for all. Where
@@ -15,32 +15,29 @@ Probabilities are added up, so that one request lost for certain and two lost by
 5. *Slack*: a tenth of the share of each target that is used up, its own and others', as far as these are kept. It
    decides between servers of which all keep all targets.
 
-Overload goes by the queues of the pool: from 0, where they take up less than three tenths of the TTFT target, to 1 at
-seven tenths. Below it nobody has to be given up for the others.
+Overload goes by the queues of the pool, from 0, where they take up less than three tenths of the TTFT target, to 1 at
+seven tenths; or by its pace, from nine tenths of the TPOT target to a fifth above it, if that says more. Below it
+nobody has to be given up for the others.
 
 The lab's oracle (`epp.lab.oracle`) goes by sums like these, without the third; but it sees the engines.
 """
 
-from math import log
 from typing import NamedTuple
 
 import numpy as np
 
+from epp.plugins._company import Company
+from epp.plugins._odds import LEAST_TARGET_MS, within
 from epp.plugins._slo import Slo
 from epp.scheduling.data import FloatArray
 
 _FOLLOWED_PRICE, _FOLLOWED_RATIO = 1.3, 0.25  # in full where so much of the prompts is cached when they come
 _TIME_PRICE, _TIMELY_PRICE = 0.25, 0.4  # per request that comes meanwhile: always; at overload if it is in time
 _SLACK_PRICE = 0.1
-_LEAST_QUEUE_RATIO, _MOST_QUEUE_RATIO = 0.3, 0.7  # of the TTFT target: between them overload begins
+_QUEUE_RATIOS, _PACE_RATIOS = (0.3, 0.7), (0.9, 1.2)  # of the targets: overload begins, and is complete
 """Found by trial in the lab, on all workloads at loads from 0.5 to 1.2."""
 
-_LEAST_SPREAD = 0.1
-_NORMAL_TO_LOGISTIC = 1.702  # 1 / (1 + exp(-1.702 z)) is within 0.01 of the normal distribution
-_MOST_EXPONENT = 40.0
 _LEAST_STAKE = 1e-9  # costs are compared by their ratio, so none may be 0
-LEAST_TARGET_MS = 1e-3  # below, all are late
-_LEAST_EXPECTED_MS = 1e-6  # 0 has no logarithm
 
 
 class Prospect(NamedTuple):
@@ -49,17 +46,12 @@ class Prospect(NamedTuple):
     Attributes:
         queue_ms: to the first token, but for its own prefill.
         own_ms: its own prefill.
-        tpot_ms, tpot_before_ms: with this request and without it.
-        slowdown_ms: by how much it makes each token of the others later, its prefill spread over an answer.
-        hopeful: how many of the requests there can still keep their targets.
+        tpot_ms: with this request.
     """
 
     queue_ms: FloatArray
     own_ms: FloatArray
     tpot_ms: FloatArray
-    tpot_before_ms: FloatArray
-    slowdown_ms: FloatArray
-    hopeful: FloatArray
 
 
 class Spreads(NamedTuple):
@@ -74,17 +66,18 @@ class Outlook(NamedTuple):
 
     Attributes:
         at_stake: in targets, above 0; see the module's text.
-        overload_ratio: of the pool, from 0 to 1; likewise. 1 if there is no TTFT target.
-        in_time, paced: how likely the request keeps its TTFT target, and that of TPOT; 1 if there is none.
+        overload_ratio: of the pool, from 0 to 1; likewise.
+        in_time: how likely the request keeps its TTFT target; 1 if there is none.
     """
 
     at_stake: FloatArray
     overload_ratio: float
     in_time: FloatArray
-    paced: FloatArray
 
 
-def look_ahead(slo: Slo, prospect: Prospect, spreads: Spreads, arrivals_per_s: float, reuse_ratio: float) -> Outlook:
+def look_ahead(
+    slo: Slo, prospect: Prospect, company: Company, spreads: Spreads, arrivals_per_s: float, reuse_ratio: float
+) -> Outlook:
     """What is to be expected of each candidate.
 
     Args:
@@ -92,42 +85,36 @@ def look_ahead(slo: Slo, prospect: Prospect, spreads: Spreads, arrivals_per_s: f
         arrivals_per_s: of requests, per server.
         reuse_ratio: share of the prompts' tokens that was cached somewhere when they came.
     """
-    queue_ms, own_ms, tpot_ms, tpot_before_ms, slowdown_ms, hopeful = prospect
+    queue_ms, own_ms, tpot_ms = prospect
     in_time = follower_in_time = paced = np.ones(len(queue_ms))
     used_up = np.zeros(len(queue_ms))  # of this request's own targets
-    lost_there = np.zeros(len(queue_ms))
-    overload_ratio = 1.0
+    overload_ratio = 0.0
     if slo.ttft_ms is not None:
         target_ms = max(slo.ttft_ms, LEAST_TARGET_MS)
-        in_time = _within(target_ms, queue_ms + own_ms, spreads.ttft)
-        follower_in_time = _within(target_ms, queue_ms, spreads.ttft)
+        in_time = within(target_ms, queue_ms + own_ms, spreads.ttft)
+        follower_in_time = within(target_ms, queue_ms, spreads.ttft)
         used_up = used_up + (queue_ms + own_ms) / target_ms
-        queue_ratio = float(queue_ms.mean()) / target_ms
-        overload_ratio = (queue_ratio - _LEAST_QUEUE_RATIO) / (_MOST_QUEUE_RATIO - _LEAST_QUEUE_RATIO)
-        overload_ratio = min(max(overload_ratio, 0.0), 1.0)
+        overload_ratio = _overload_ratio(queue_ms, target_ms, _QUEUE_RATIOS)
     if slo.tpot_ms is not None:
         target_ms = max(slo.tpot_ms, LEAST_TARGET_MS)
-        paced = _within(target_ms, tpot_ms, spreads.tpot)
+        paced = within(target_ms, tpot_ms, spreads.tpot)
         used_up = used_up + tpot_ms / target_ms
-        before = _within(target_ms, tpot_before_ms, spreads.tpot)
-        after = _within(target_ms, tpot_before_ms + slowdown_ms, spreads.tpot)
-        slack = before * np.minimum(slowdown_ms / target_ms, 1.0)
-        lost_there = hopeful * (before - after + _SLACK_PRICE * slack)
+        overload_ratio = max(overload_ratio, _overload_ratio(tpot_ms, target_ms, _PACE_RATIOS))
     kept, follower_kept = in_time * paced, follower_in_time * paced
     followed = max(min(reuse_ratio / _FOLLOWED_RATIO, 1.0), 1.0 - overload_ratio)
     arrivals = arrivals_per_s * own_ms / 1e3
     at_stake = (
         (1.0 - kept)
-        + lost_there
+        + company.lost
+        + _SLACK_PRICE * company.used_up
         + _FOLLOWED_PRICE * followed * (1.0 - follower_kept)
         + arrivals * (_TIME_PRICE + _TIMELY_PRICE * overload_ratio * follower_kept)
         + _SLACK_PRICE * kept * used_up
     )
-    return Outlook(at_stake + _LEAST_STAKE, overload_ratio, in_time, paced)
+    return Outlook(at_stake + _LEAST_STAKE, overload_ratio, in_time)
 
 
-def _within(target_ms: float, expected_ms: FloatArray, spread: float) -> FloatArray:
-    """Probability that what is expected to take `expected_ms` takes less than the target: a lognormal, nearly."""
-    z = (log(target_ms) - np.log(np.maximum(expected_ms, _LEAST_EXPECTED_MS))) / max(spread, _LEAST_SPREAD)
-    kept: FloatArray = 1.0 / (1.0 + np.exp(np.clip(-_NORMAL_TO_LOGISTIC * z, -_MOST_EXPONENT, _MOST_EXPONENT)))
-    return kept
+def _overload_ratio(expected_ms: FloatArray, target_ms: float, between: tuple[float, float]) -> float:
+    """From 0 to 1 while the mean over the candidates goes from the one to the other share of the target."""
+    begins, complete = between
+    return min(max((float(expected_ms.mean()) / target_ms - begins) / (complete - begins), 0.0), 1.0)

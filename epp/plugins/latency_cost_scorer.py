@@ -26,15 +26,17 @@ from epp.latency.endpoint_laws import EndpointLaws
 from epp.latency.types import Target
 from epp.ledger import Outcome
 from epp.plugins._arrivals import Arrivals
-from epp.plugins._hopes import Hopes
+from epp.plugins._company import Pace, company_of
 from epp.plugins._latency_samples import measure
+from epp.plugins._odds import LEAST_TARGET_MS
 from epp.plugins._prefill import prefill_row
 from epp.plugins._prefill_backlog import PrefillBacklog, attention_pairs
+from epp.plugins._progress import Progress
 from epp.plugins._reuse import Reuse
 from epp.plugins._signals import fresh
 from epp.plugins._slo import Slo, slo_of
 from epp.plugins._slow_start import without_held_back, zero_for_others
-from epp.plugins._targets_at_stake import LEAST_TARGET_MS, Prospect, Spreads, look_ahead
+from epp.plugins._targets_at_stake import Prospect, Spreads, look_ahead
 from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
@@ -54,9 +56,11 @@ from epp.scheduling.plugin import EndHook, FirstTokenHook, Parameters, PreReques
 # An 8B model on one H100; see `epp.latency.prior` for the sources. A pair of tokens that attend: 4 · layers · width
 # operations beside the 2 · parameters of a token, at half the efficiency, of 18.5 µs per token.
 _TTFT_MS = (28.0, 0.0185, 1.2e-6)  # constant, per token to compute, per pair
-_TPOT_MS = (7.2, 0.1, 0.0002, 0.00005)  # constant, per request there, per token to compute, per token of context
+_TPOT_MS = (7.2, 0.1, 0.00005, 1.0)  # constant, per request there, per token of context, per ms of prefill meanwhile
+_MOST_STALL = 2.0  # ms by which others are later per ms of prefill: it is 1, but what a prefill takes is learned, too
 _OUTPUT_SAMPLES = 500  # so many the mean length of answers remembers
 _FEW_REQUESTS = 4
+_MOST_PREFILL_RATIO = 0.9
 _OTHERS_RATIO, _OTHERS_REQUESTS = 1.25, 8.0  # pages are old: so far above our own count they say nothing of others
 
 
@@ -84,8 +88,9 @@ class _Priced:
         uncached_tokens, pairs: of this request's prompt.
         tokens_before, pairs_before: of those that wait.
         requests: with this one.
-        context_tokens: of those that decode, and the prompt.
-        in_time, paced: how likely this request keeps its TTFT target, and that of TPOT; 1 if there is none.
+        context_tokens: of those that decode.
+        own_ms: of prefill.
+        in_time: how likely this request keeps its TTFT target; 1 if there is none.
     """
 
     slo: Slo
@@ -96,18 +101,17 @@ class _Priced:
     pairs_before: FloatArray
     requests: FloatArray
     context_tokens: FloatArray
+    own_ms: FloatArray
     in_time: FloatArray
-    paced: FloatArray
 
 
 @dataclass(slots=True)
 class _Sent:
-    """Terms of the two laws, of the server that was chosen, and the target of its first token."""
+    """The server that was chosen, the target of the first token, and the terms of its law."""
 
     endpoint_id: str
     ttft_target_ms: float | None
     ttft: tuple[float, ...]
-    tpot: tuple[float, ...]
 
 
 class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
@@ -141,7 +145,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         self._slow_start_key = SLOW_START.by(parameters.latency_prediction_info_producer_name)
         self._ttft, self._tpot = EndpointLaws(_TTFT_MS), EndpointLaws(_TPOT_MS)
         self._backlog = PrefillBacklog()
-        self._hopes = Hopes()
+        self._progress = Progress()
         self._arrivals = Arrivals()
         self._reuse = Reuse()
         self._output_tokens = parameters.expected_output_tokens
@@ -168,42 +172,39 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             self._arrivals.add(cycle.now_s)
         by_profile.append(priced)
         overhead, per_token, per_pair = self._laws(self._ttft, candidates)
-        own_ms = per_token * priced.uncached_tokens + per_pair * priced.pairs
-        prefill_ms = per_token * priced.tokens_before + per_pair * priced.pairs_before + own_ms
-        base, per_request, per_prefill, per_context = self._laws(self._tpot, candidates)
-        tpot_ms = (
-            base
-            + per_request * priced.requests
-            + per_prefill * priced.tokens_before
-            + per_context * priced.context_tokens
-        )
-        wait_ms = base + prefill_ms
+        own_ms = priced.own_ms = per_token * priced.uncached_tokens + per_pair * priced.pairs
+        backlog_ms = per_token * priced.tokens_before + per_pair * priced.pairs_before
+        base, per_request, per_context, stall = self._laws(self._tpot, candidates)
+        there, now_s = priced.requests - 1.0, cycle.now_s
+        step_ms = base + per_request * there + per_context * priced.context_tokens
+        rows = slice(None) if candidates.everyone else candidates.rows
+        self._progress.tick(rows, step_ms, there, priced.context_tokens, now_s)
+        stall = np.minimum(stall, _MOST_STALL)
+        prefill_ratio = np.minimum(stall * self._progress.prefill_ratios(rows, now_s), _MOST_PREFILL_RATIO)
+        token_ms = step_ms / (1.0 - prefill_ratio)
+        more_ms = (per_request + per_context * _prompt_tokens(cycle)) / (1.0 - prefill_ratio)
+        tpot_ms = token_ms + more_ms
+        wait_ms = base + backlog_ms + own_ms
         slo = priced.slo
         if not (slo.constrained and self._exponent > 0):
             return _scored(wait_ms * priced.requests * tpot_ms)
-        output_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
-        step_ms = per_request + per_context * _prompt_tokens(cycle)  # by which this request makes each step longer
-        shares = candidates.take(self._hopes.shares(self._endpoint_ids))
-        prospect = Prospect(
-            queue_ms=overhead + prefill_ms - own_ms + cycle.waited_ms,
-            own_ms=own_ms,
-            tpot_ms=tpot_ms,
-            tpot_before_ms=tpot_ms - step_ms,
-            slowdown_ms=step_ms + own_ms / max(output_tokens, 1.0),
-            hopeful=(priced.requests - 1.0) * shares,
-        )
+        pace = Pace(token_ms, more_ms, stall * backlog_ms, stall * own_ms, stall * per_token, there)
+        in_flight = self._progress.in_flight(candidates.rows, candidates.everyone, now_s)
+        company = company_of(in_flight, pace, slo.tpot_ms, self._tpot.spread, self._output_tokens)
+        prospect = Prospect(overhead + backlog_ms + cycle.waited_ms, own_ms, tpot_ms)
         spreads = Spreads(self._ttft.spread, self._tpot.spread)
         arrivals_per_s = self._arrivals_per_s(cycle) / len(candidates)
-        outlook = look_ahead(slo, prospect, spreads, arrivals_per_s, self._reuse.ratio)
-        priced.in_time, priced.paced = outlook.in_time, outlook.paced
+        outlook = look_ahead(slo, prospect, company, spreads, arrivals_per_s, self._reuse.ratio)
+        priced.in_time = outlook.in_time
         wait_ms = _priced_ms(slo.ttft_ms, wait_ms, late_counts=1.0 - outlook.overload_ratio)
-        price = wait_ms * (prospect.hopeful + 1.0) * _priced_ms(slo.tpot_ms, tpot_ms, late_counts=0.0)
+        held_up = there + outlook.overload_ratio * (company.hopeful - there)
+        price = wait_ms * (held_up + 1.0) * _priced_ms(slo.tpot_ms, tpot_ms, late_counts=0.0)
         return _scored(price * outlook.at_stake**self._exponent)
 
     def _arrivals_per_s(self, cycle: Cycle) -> float:
         """Of all processes that pick: about as many more than here as they have more in flight. By chance few are
         from here; that says little."""
-        load, ours = cycle.get(self._load_key), self._hopes.requests
+        load, ours = cycle.get(self._load_key), self._progress.requests
         all_in_flight = ours if load is None else max(float(load.requests.sum()), ours)
         return self._arrivals.per_s * (all_in_flight + _FEW_REQUESTS) / (ours + _FEW_REQUESTS)
 
@@ -229,9 +230,9 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             tokens_before=before,
             pairs_before=before * candidates.take(pairs_per_token),
             requests=requests + others + 1.0,
-            context_tokens=prompt_tokens + (nothing if load is None else candidates.take(load.decode_tokens)),
+            context_tokens=nothing if load is None else candidates.take(load.decode_tokens),
+            own_ms=nothing,
             in_time=nothing + 1.0,
-            paced=nothing + 1.0,
         )
 
     def _laws(self, laws: EndpointLaws, candidates: Candidates) -> FloatArray:
@@ -245,6 +246,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         self._endpoint_ids = tuple(endpoint.id for endpoint in snapshot.endpoints)
         self._ttft.keep(snapshot.row_by_id)
         self._tpot.keep(snapshot.row_by_id)
+        self._progress.follow(self._endpoint_ids)
 
     # --- what comes of it -------------------------------------------------------------------------------------------
 
@@ -268,9 +270,9 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             chosen.id,
             priced.slo.ttft_ms,
             (1.0, own + before, pairs + pairs_before),
-            (1.0, float(priced.requests[at]), before, float(priced.context_tokens[at])),
         )
-        self._hopes.add(cycle.request.id, chosen.id, float(priced.in_time[at]), float(priced.paced[at]))
+        in_time, own_ms = float(priced.in_time[at]), float(priced.own_ms[at])
+        self._progress.add(cycle.request.id, chosen.id, in_time, own_ms, cycle.now_s)
         if prefill_row(decision) is None:
             self._backlog.add(cycle.request.id, chosen.id, own, pairs)
 
@@ -280,16 +282,16 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         if not isinstance(sent, _Sent):
             return
         target_ms, waited_ms = sent.ttft_target_ms, (at_s - cycle.now_s) * 1e3 + cycle.waited_ms
-        self._hopes.settle(cycle.request.id, in_time=target_ms is None or waited_ms <= target_ms)
+        self._progress.first_token(cycle.request.id, at_s, in_time=target_ms is None or waited_ms <= target_ms)
 
     def end(self, cycle: Cycle, decision: Decision, outcome: Outcome) -> None:
         self._backlog.remove(cycle.request.id)
-        self._hopes.remove(cycle.request.id)
-        sent = cycle.state.pop(self.name, None)
-        if not isinstance(sent, _Sent) or outcome.served_endpoint_id != sent.endpoint_id:
-            return
         actual_ms, dropped = measure(cycle.request, outcome)
-        if dropped is not None:
+        tpot_ms, first_s = actual_ms.get(Target.TPOT), outcome.first_token_s
+        later_tokens = 0.0 if tpot_ms is None or first_s is None else (outcome.ended_s - first_s) * 1e3 / tpot_ms
+        life = self._progress.end(cycle.request.id, outcome.ended_s, later_tokens)
+        sent = cycle.state.pop(self.name, None)
+        if not isinstance(sent, _Sent) or outcome.served_endpoint_id != sent.endpoint_id or dropped is not None:
             return
         tokens = outcome.usage.completion_tokens
         if tokens is not None and tokens > 0:
@@ -297,8 +299,8 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             self._output_tokens += (tokens - self._output_tokens) / min(self._answers, _OUTPUT_SAMPLES)
         if Target.TTFT in actual_ms and prefill_row(decision) is None:
             self._ttft.observe(sent.endpoint_id, sent.ttft, actual_ms[Target.TTFT])
-        if Target.TPOT in actual_ms:
-            self._tpot.observe(sent.endpoint_id, sent.tpot, actual_ms[Target.TPOT])
+        if tpot_ms is not None and life is not None:
+            self._tpot.observe(sent.endpoint_id, (1.0, *life), tpot_ms)
 
     def dump_state(self) -> Mapping[str, Any]:
         return {

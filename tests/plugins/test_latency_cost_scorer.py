@@ -32,6 +32,12 @@ def a_request(*, tokens=1000, uncached=None, requests=(0, 0), prefill=(0, 0), de
     return cycle
 
 
+def later(cycle, seconds=60.0):
+    """The same request when what was sent at once before is no longer what a server is busy with."""
+    cycle.now_s += seconds
+    return cycle
+
+
 def scored(cycle, scorer=None, candidates=None):
     return (scorer or make("latency-cost-scorer")).score(cycle, candidates or pool(size=2)).tolist()
 
@@ -148,7 +154,7 @@ def test_those_whose_first_token_came_too_late_are_not_held_up():
     load = {"requests": (10, 10), "decode": (20_000, 20_000)}
     assert scored(a_request(**load), scorer) == [1, 1]
     in_time, late = scored(a_request(**load, headers=TARGETS), scorer)
-    assert late == 1 > 5 * in_time
+    assert late == 1 > 1.5 * in_time
 
 
 def test_targets_are_read_once_at_the_decision():
@@ -158,7 +164,7 @@ def test_targets_are_read_once_at_the_decision():
     scorer.pre_request(cycle, decision)
     cycle.request = cycle.request._replace(headers={})
     scorer.first_token(cycle, decision, NOW_S + 0.9)
-    assert scorer._hopes.shares(["ns/pod-0"]) == [0]
+    assert scorer._progress.in_flight(candidates.rows, True, NOW_S + 1).hope.tolist() == [0]
 
 
 def test_who_can_be_saved_elsewhere_does_not_join_those_who_are_late():
@@ -166,13 +172,13 @@ def test_who_can_be_saved_elsewhere_does_not_join_those_who_are_late():
     scorer, candidates = make("latency-cost-scorer"), pool(size=2)
     target = {"x-slo-ttft-ms": "3000"}
     for number in range(30):
-        cycle = a_request(tokens=6_000, headers=target)
+        cycle = later(a_request(tokens=6_000, headers=target), number / 2)
         cycle.request = cycle.request._replace(id=f"waiting-{number}")
         scorer.score(cycle, candidates)
         scorer.pre_request(cycle, decide(candidates, 1))
     burst = {"requests": (30, 30), "prefill": (60_000, 180_000)}
-    assert scored(a_request(tokens=3_000, **burst, headers=target), scorer)[0] == 1
-    assert scored(a_request(tokens=100_000, **burst, headers=target), scorer)[1] == 1
+    assert scored(later(a_request(tokens=3_000, **burst, headers=target), 15), scorer)[0] == 1
+    assert scored(later(a_request(tokens=100_000, **burst, headers=target), 15), scorer)[1] == 1
 
 
 def test_of_servers_that_are_all_late_the_sooner_is_still_better():
@@ -224,16 +230,16 @@ def test_of_two_late_servers_the_one_that_is_less_late_is_better_while_the_pool_
         less, more, *_ = scored(a_request(**load, headers=targets), candidates=pool(size=30))
         ratios.append(less / more)
     with_room, at_overload = ratios
-    assert with_room > 1.5
-    assert at_overload == pytest.approx(1, abs=0.1)
+    assert with_room > 1.4
+    assert at_overload < 1.1
 
 
 def test_arrivals_at_other_workers_count_as_their_requests_in_flight_do():
-    """A prompt that is late anywhere: alone it goes where its followers are in time; beside workers with a hundred
-    times as much in flight, where fewer of those who come meanwhile would be."""
+    """A prompt that is late anywhere. Beside workers with a hundred times as much in flight it rather goes where fewer
+    of those who come meanwhile would be in time."""
     headers = {"x-slo-ttft-ms": "1000"}
     late = {"tokens": 100_000, "prefill": (0, 100_000), "headers": headers}
-    scores = []
+    room_by_late = []
     for in_flight in (4, 400):
         scorer = make("latency-cost-scorer")
         for number in range(4):
@@ -241,9 +247,10 @@ def test_arrivals_at_other_workers_count_as_their_requests_in_flight_do():
             cycle.request = cycle.request._replace(id=f"ours-{number}")
             scorer.score(cycle, pool(size=2))
             scorer.pre_request(cycle, decide(pool(size=2), number % 2))
-        scores.append(scored(a_request(**late, requests=(in_flight / 2, in_flight / 2)), scorer))
-    (alone, _), (_, among_many) = scores
-    assert alone == 1 == among_many
+        room, there = scored(a_request(**late, requests=(in_flight / 2, in_flight / 2)), scorer)
+        room_by_late.append(room / there)
+    alone, among_many = room_by_late
+    assert alone > 2 * among_many
 
 
 def test_who_is_lost_is_followed_only_where_prefixes_are_asked_for_again():
@@ -306,7 +313,7 @@ def test_what_one_of_several_profiles_sent_is_learned_from_whichever_ran_last():
         for candidates in profiles:
             scorer.score(cycle, candidates)
         scorer.pre_request(cycle, decide(everybody, 0, prefill_row=1))
-        assert scorer._hopes.requests == 1
+        assert scorer._progress.requests == 1
 
 
 def test_the_slower_server_is_found_out():
@@ -314,9 +321,38 @@ def test_the_slower_server_is_found_out():
     for tokens in (200, 1000, 4000) * 20:
         serve(scorer, 0, tokens=tokens, ttft_ms=28 + 0.0185 * tokens, tpot_ms=8)
         serve(scorer, 1, tokens=tokens, ttft_ms=34 + 0.059 * tokens, tpot_ms=13)
-    alike, slow = scored(a_request(tokens=4000), scorer)
+    alike, slow = scored(later(a_request(tokens=4000)), scorer)
     assert alike == 1
     assert slow == pytest.approx((8 + 74) * 8 / ((13 + 236) * 13), rel=0.35)
+
+
+def answered_among(scorer, requests_later, tpot_ms):
+    """An answer that is alone at the first server when it begins, and for its other 99 tokens beside so many."""
+    candidates, cycle = pool(size=2), a_request()
+    scorer.score(cycle, candidates)
+    decision, first_s = decide(candidates, 0), NOW_S + 0.05
+    scorer.pre_request(cycle, decision)
+    scorer.first_token(cycle, decision, first_s)
+    ended_s = first_s + 99 * tpot_ms / 1e3
+    beside = a_request(requests=(requests_later, 0))
+    beside.now_s = ended_s
+    scorer.score(beside, candidates)
+    outcome = Outcome(
+        EndCause.NATURAL, 200, True, decision.endpoints[0].id, NOW_S, NOW_S, first_s, ended_s, Usage(1000, 100)
+    )
+    scorer.end(cycle, decision, outcome)
+
+
+def test_a_pace_is_learned_from_what_was_there_while_an_answer_was_made():
+    """80 requests make a token take 16 ms, as is expected of them; so nothing is learned of an empty server."""
+    among_many, alone = make("latency-cost-scorer"), make("latency-cost-scorer")
+    for _ in range(60):
+        answered_among(among_many, 80, 16.0)
+        answered_among(alone, 1, 16.0)
+    base, _, _, _ = among_many.dump_state()["tpot"]["pool"]
+    slow_base, _, _, _ = alone.dump_state()["tpot"]["pool"]
+    assert base < 9
+    assert slow_base > 12
 
 
 @pytest.mark.parametrize("bad", [{"status": 500}, {"served": "ns/pod-0"}])
@@ -324,7 +360,7 @@ def test_errors_and_answers_of_others_teach_nothing(bad):
     scorer = make("latency-cost-scorer")
     for _ in range(30):
         serve(scorer, 1, ttft_ms=1, tpot_ms=1, **bad)
-    assert scored(a_request(), scorer) == [1, 1]
+    assert scored(later(a_request()), scorer) == pytest.approx([1, 1])
 
 
 def test_nothing_is_left_of_requests_that_have_ended_or_of_servers_that_have_left():
@@ -345,14 +381,14 @@ def test_nothing_is_left_of_a_request_however_it_went(happens):
         if what == "decided":
             scorer.score(cycle, candidates)
             scorer.pre_request(cycle, decision)
-            assert scorer._hopes.requests == 1
+            assert scorer._progress.requests == 1
         elif what == "first token":
             scorer.first_token(cycle, decision, NOW_S + 9)
         else:
             gone = Outcome(EndCause.CLIENT_GONE, None, True, "", NOW_S, NOW_S, None, NOW_S + 10, Usage())
             scorer.end(cycle, decision, gone)
     assert scorer._backlog._by_request == {} == scorer._backlog._by_endpoint
-    assert scorer._hopes._by_request == {} == scorer._hopes._by_endpoint
+    assert scorer._progress.requests == 0
 
 
 @pytest.mark.parametrize("exponent", [-1.0, 1e300, float("inf"), float("nan")])

@@ -96,8 +96,7 @@ def test_scores_are_numbers_and_nothing_is_left_of_requests_however_they_come_an
         end(cycle, decision, EndCause.CLIENT_GONE, 1.0)
     assert not scorer._backlog._by_request
     assert not scorer._backlog._by_endpoint
-    assert not scorer._hopes._by_request
-    assert not scorer._hopes._by_endpoint
+    assert not scorer._progress.requests
 
 
 def _pool(servers, version: int) -> Candidates:

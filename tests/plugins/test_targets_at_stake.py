@@ -1,14 +1,12 @@
 """What a request costs in targets kept: itself, those who are there, and those who come after it."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.plugins._arrivals import Arrivals
-from epp.plugins._hopes import Hopes
+from epp.plugins._company import Company
 from epp.plugins._reuse import Reuse
 from epp.plugins._slo import Slo
 from epp.plugins._targets_at_stake import Prospect, Spreads, look_ahead
@@ -18,14 +16,15 @@ SPREADS = Spreads(0.1, 0.1)
 
 
 def at_stake(slo=SLO, arrivals_per_s=0.0, spreads=SPREADS, reuse_ratio=1.0, **columns):
-    """Of servers, two unless a column has more, that are alike but for `columns`: nothing waits, and steps take half
-    the time allowed."""
+    """Of servers, two unless a column has more, that are alike but for `columns`: nothing waits, steps take half the
+    time allowed, and nobody there is lost."""
     servers = max((np.size(column) for column in columns.values() if np.ndim(column)), default=2)
-    alike = {"queue_ms": 50, "own_ms": 100, "tpot_ms": 12, "tpot_before_ms": 11.9, "slowdown_ms": 0.1, "hopeful": 20}
-    values = {
-        name: np.array(np.broadcast_to(columns.get(name, value), servers), float) for name, value in alike.items()
-    }
-    return look_ahead(slo, Prospect(**values), spreads, arrivals_per_s, reuse_ratio).at_stake.tolist()
+    alike = {"queue_ms": 50, "own_ms": 100, "tpot_ms": 12, "hopeful": 20, "lost": 0, "used_up": 0.1}
+
+    def of(kind):
+        return kind(*(np.array(np.broadcast_to(columns.get(n, alike[n]), servers), float) for n in kind._fields))
+
+    return look_ahead(slo, of(Prospect), of(Company), spreads, arrivals_per_s, reuse_ratio).at_stake.tolist()
 
 
 @pytest.mark.parametrize("late", [{"queue_ms": (2000, 50)}, {"own_ms": (2000, 100)}, {"tpot_ms": (40, 12)}])
@@ -36,15 +35,8 @@ def test_a_target_of_its_own_that_would_be_missed_costs_one_or_more(late):
 
 
 def test_those_there_cost_as_many_as_would_be_slowed_past_their_target():
-    slowed = {"tpot_before_ms": (24, 15), "slowdown_ms": 4}
-    worse, better = at_stake(**slowed)
-    assert 10 < worse - better < 20
-
-
-def test_who_waited_too_long_already_has_nothing_to_lose():
-    edge = {"tpot_before_ms": 24, "slowdown_ms": 4, "hopeful": (20, 0)}
-    hopeful, hopeless = at_stake(**edge)
-    assert hopeless < 1 < 10 < hopeful
+    worse, better = at_stake(lost=(12, 0))
+    assert worse - better == pytest.approx(12)
 
 
 def test_a_long_prompt_that_is_late_anywhere_goes_where_those_who_ask_for_it_again_are_in_time():
@@ -80,9 +72,18 @@ def test_while_the_queues_of_the_pool_are_short_what_is_lost_goes_where_there_is
     ("queue_ms", "expected"), [((50, 50), 0), ((500, 90), 0), ((500, 500), 0.5), ((1300, 100), 1), ((9000, 9000), 1)]
 )
 def test_overload_goes_by_the_queues_of_the_pool(queue_ms, expected):
-    columns = [np.array(column, float) for column in (queue_ms, (100, 100), (12, 12), (12, 12), (0, 0), (1, 1))]
-    outlook = look_ahead(SLO, Prospect(*columns), SPREADS, 0.0, 1.0)
+    columns = [np.array(column, float) for column in (queue_ms, (100, 100), (12, 12))]
+    nobody = Company(*np.zeros((3, 2)))
+    outlook = look_ahead(SLO, Prospect(*columns), nobody, SPREADS, 0.0, 1.0)
     assert outlook.overload_ratio == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("tpot_ms", "expected"), [((24, 12), 0), ((30, 22.5), 0.5), ((80, 20), 1)])
+def test_overload_goes_by_the_pace_of_the_pool_where_that_says_more(tpot_ms, expected):
+    columns = [np.array(column, float) for column in ((50, 50), (100, 100), tpot_ms)]
+    for slo in (SLO, Slo(tpot_ms=25.0)):
+        outlook = look_ahead(slo, Prospect(*columns), Company(*np.zeros((3, 2))), SPREADS, 0.0, 1.0)
+        assert outlook.overload_ratio == pytest.approx(expected)
 
 
 def test_of_servers_that_keep_everything_the_one_with_more_slack_is_better():
@@ -103,53 +104,18 @@ ANY_MS = st.floats(0, 1e12)
 @given(
     st.sampled_from([None, 1e-320, 1.0, 1e8]),
     st.sampled_from([1e-320, 25.0, 1e8]),
-    st.lists(ANY_MS, min_size=6, max_size=6),
+    st.lists(ANY_MS, min_size=5, max_size=5),
     st.floats(0, 1e6),
     st.floats(0, 10),
     st.floats(0, 1),
 )
 def test_it_is_a_number_above_0_whatever_is_expected(ttft_ms, tpot_ms, expected, arrivals_per_s, spread, reuse_ratio):
-    columns = dict(zip(Prospect._fields, expected, strict=True))
+    columns = dict(zip((*Prospect._fields, "lost", "used_up"), expected, strict=True))
     for stake in at_stake(Slo(ttft_ms, tpot_ms), arrivals_per_s, Spreads(spread, spread), reuse_ratio, **columns):
         assert 0 < stake < np.inf
 
 
-# --- hopes, arrivals, reuse -----------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Sent:
-    endpoint_id: str
-    hope: float
-    paced: float
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["sent", "sent", "in time", "late", "ended"]),
-            st.integers(0, 5),
-            st.sampled_from("ab"),
-            st.tuples(st.floats(0, 1), st.floats(0, 1)),
-        )
-    )
-)
-def test_hopes_are_those_of_the_requests_in_flight(happenings):
-    hopes, sent = Hopes(), {}
-    for what, request, endpoint_id, (in_time, paced) in happenings:
-        match what:
-            case "sent":
-                hopes.add(str(request), endpoint_id, in_time, paced)
-                sent[request] = _Sent(endpoint_id, in_time * paced, paced)
-            case "ended":
-                hopes.remove(str(request))
-                sent.pop(request, None)
-            case _:
-                hopes.settle(str(request), in_time=what == "in time")
-                if request in sent:
-                    sent[request].hope = sent[request].paced if what == "in time" else 0.0
-        there = [[one.hope for one in sent.values() if one.endpoint_id == e] for e in ("a", "b")]
-        assert hopes.shares(("a", "b")) == pytest.approx([sum(at) / len(at) if at else 1 for at in there], abs=1e-9)
+# --- arrivals, reuse --------------------------------------------------------------------------------------------------
 
 
 def test_arrivals_are_counted_per_second_and_old_ones_fade():

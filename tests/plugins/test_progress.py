@@ -1,0 +1,144 @@
+"""How far answers have come, told from when they began and at what pace their server goes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.plugins._progress import Progress
+
+ROWS = np.arange(2)
+
+
+def servers(names=("a", "b")):
+    progress = Progress()
+    progress.follow(names)
+    return progress
+
+
+def ticked(progress, now_s, step_ms=(10.0, 20.0), requests=(1.0, 1.0), context=(100.0, 100.0)):
+    progress.tick(slice(None), *(np.array(column) for column in (step_ms, requests, context)), now_s)
+
+
+def begun(progress, endpoint_id, at_s, request_id="r", prefill_ms=0.0):
+    progress.add(request_id, endpoint_id, 0.9, prefill_ms, at_s)
+    progress.first_token(request_id, at_s, in_time=True)
+
+
+def test_an_answer_has_a_token_for_each_step_since_its_first():
+    progress = servers()
+    ticked(progress, 0.0)
+    begun(progress, "a", 0.5, "r")
+    begun(progress, "b", 0.5, "s")
+    ticked(progress, 1.0)
+    ticked(progress, 1.5)
+    there = progress.in_flight(ROWS, True, 1.5)
+    assert there.tokens.tolist() == pytest.approx([100, 50])
+    assert there.elapsed_ms.tolist() == pytest.approx([1000, 1000])
+    assert there.candidate.tolist() == [0, 1]
+
+
+def test_no_tokens_are_made_while_a_prompt_is_computed():
+    progress = servers()
+    ticked(progress, 0.0)
+    begun(progress, "a", 0.0)
+    begun(progress, "a", 0.8, "long", prefill_ms=600.0)
+    ticked(progress, 1.0)
+    assert progress.in_flight(ROWS, True, 1.0).tokens[0] == pytest.approx(40)
+
+
+def test_who_waits_has_no_tokens_and_the_hope_it_came_with():
+    progress = servers()
+    ticked(progress, 0.0)
+    progress.add("r", "b", 0.7, 30.0, 0.0)
+    ticked(progress, 1.0)
+    there = progress.in_flight(ROWS, True, 1.0)
+    assert (there.tokens[0], there.elapsed_ms[0], there.waits[0], there.hope[0]) == (0, 0, 1, 0.7)
+    progress.first_token("r", 1.0, in_time=False)
+    assert progress.in_flight(ROWS, True, 1.0).hope[0] == 0
+
+
+def test_the_life_of_an_answer_is_what_was_there_on_average_over_its_tokens():
+    """One second of 100 steps among 3, one of 50 steps among 9, and meanwhile a prompt of 300 ms for which 15 of the
+    latter were not made."""
+    progress = servers()
+    ticked(progress, 0.0)
+    begun(progress, "a", 0.0)
+    ticked(progress, 1.0, (10.0, 20.0), (3.0, 0.0), (600.0, 0.0))
+    ticked(progress, 2.0, (20.0, 20.0), (9.0, 0.0), (1800.0, 0.0))
+    begun(progress, "a", 2.0, "other", prefill_ms=300.0)
+    life = progress.end("r", 2.0, tokens=135)
+    assert life.requests == pytest.approx((100 * 3 + 35 * 9) / 135)
+    assert life.context_tokens == pytest.approx((100 * 600 + 35 * 1800) / 135)
+    assert life.prefill_ms == pytest.approx(300 / 135)
+
+
+def test_nothing_is_said_of_the_life_of_who_has_not_begun_or_whose_server_has_left():
+    progress = servers()
+    ticked(progress, 0.0)
+    progress.add("waits", "a", 1.0, 10.0, 0.0)
+    begun(progress, "b", 0.0, "left")
+    progress.follow(("a",))
+    progress.tick(slice(None), np.array([10.0]), np.array([1.0]), np.array([1.0]), 1.0)
+    assert progress.in_flight(np.arange(1), True, 1.0).candidate.tolist() == [0]
+    assert progress.requests == 2
+    assert [progress.end(request, 1.0, 10) for request in ("waits", "left", "unknown")] == [None] * 3
+    assert progress.requests == 0
+
+
+def test_what_is_known_of_a_server_moves_with_it():
+    progress = servers()
+    ticked(progress, 0.0)
+    begun(progress, "b", 0.0)
+    progress.follow(("b", "c", "a"))
+    progress.tick(slice(None), np.full(3, 20.0), np.ones(3), np.ones(3), 1.0)
+    there = progress.in_flight(np.arange(3), True, 1.0)
+    assert (there.candidate.tolist(), there.tokens.tolist()) == ([0], [50])
+
+
+def test_the_share_of_prefill_is_that_of_late():
+    progress = servers()
+    for number in range(40):
+        progress.add(str(number), "a", 1.0, 100.0, number * 0.5)
+    a, b = progress.prefill_ratios(ROWS, 20.0)
+    assert a == pytest.approx(0.2, rel=0.15)
+    assert b == 0
+    assert progress.prefill_ratios(ROWS, 60.0)[0] < 0.001
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["sent", "sent", "sent", "begun", "ended", "pool"]),
+        st.integers(0, 99),
+        st.sampled_from("abc"),
+        st.sampled_from([("a", "b"), ("b", "c", "a"), ("c",)]),
+    ),
+    max_size=200,
+)
+
+
+@given(EVENTS)
+def test_those_in_flight_are_those_that_were_sent_and_have_not_ended(events):
+    progress, names, sent = servers(), ("a", "b"), {}
+    for at, (what, number, endpoint_id, pool) in enumerate(events):
+        request_id = str(number)
+        if what == "sent":
+            progress.add(request_id, endpoint_id, number / 100, 5.0, float(at))
+            sent[request_id] = endpoint_id, number / 100
+        elif what == "begun":
+            progress.first_token(request_id, float(at), in_time=True)
+            if request_id in sent:
+                sent[request_id] = sent[request_id][0], 1.0
+        elif what == "ended":
+            progress.end(request_id, float(at), 10.0)
+            sent.pop(request_id, None)
+        else:
+            names = pool
+            progress.follow(names)
+        progress.tick(slice(None), *np.ones((3, len(names))), float(at))
+        assert progress.requests == len(sent)
+        for rows in (np.arange(len(names)), np.arange(1)):
+            there = progress.in_flight(rows, len(rows) == len(names), float(at))
+            expected = sorted((names.index(e), hope) for e, hope in sent.values() if e in names[: len(rows)])
+            assert sorted(zip(there.candidate.tolist(), there.hope.tolist(), strict=True)) == expected
+            assert np.isfinite(there.tokens).all()
