@@ -117,12 +117,13 @@ class _Sent:
 class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
     """score = lowest cost / cost, with
 
-        cost = wait · (requests there + 1) · TPOT · targets at stake ^ stakeExponent
+        cost = wait · (requests there + 1) · step · targets at stake ^ stakeExponent
         wait = step + prefill before it + its own prefill
 
-    in ms by what was learned of each server. A TPOT counts as its target at most, at overload a wait as the TTFT
-    target, and of the requests there those that can still keep their targets. At stake are the targets of this request,
-    of those there whom it slows down, and of those who come after it. A cached prefix is prefill that is not needed.
+    in ms by what was learned of each server. A step counts as the TPOT target at most, at overload a wait as the
+    TTFT target, and of the requests there those that can still keep their targets. At stake are the targets of this
+    request, of those there whom it slows down, and of those who come after it. A cached prefix is prefill that is not
+    needed.
     Two idle servers of which one prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps
     of 7 and 12 ms: costs 100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
 
@@ -181,13 +182,14 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         self._progress.tick(rows, step_ms, there, priced.context_tokens, now_s)
         stall = np.minimum(stall, _MOST_STALL)
         prefill_ratio = np.minimum(stall * self._progress.prefill_ratios(rows, now_s), _MOST_PREFILL_RATIO)
-        token_ms = step_ms / (1.0 - prefill_ratio)
-        more_ms = (per_request + per_context * _prompt_tokens(cycle)) / (1.0 - prefill_ratio)
+        more_ms = per_request + per_context * _prompt_tokens(cycle)
+        pace_ms = step_ms + more_ms  # between prompts; with them, which is what a TPOT has in it:
+        token_ms, more_ms = step_ms / (1.0 - prefill_ratio), more_ms / (1.0 - prefill_ratio)
         tpot_ms = token_ms + more_ms
         wait_ms = base + backlog_ms + own_ms
         slo = priced.slo
         if not (slo.constrained and self._exponent > 0):
-            return _scored(wait_ms * priced.requests * tpot_ms)
+            return _scored(wait_ms * priced.requests * pace_ms)
         pace = Pace(token_ms, more_ms, stall * backlog_ms, stall * own_ms, stall * per_token, there)
         in_flight = self._progress.in_flight(candidates.rows, candidates.everyone, now_s)
         company = company_of(in_flight, pace, slo.tpot_ms, self._tpot.spread, self._output_tokens)
@@ -198,7 +200,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         priced.in_time = outlook.in_time
         wait_ms = _priced_ms(slo.ttft_ms, wait_ms, late_counts=1.0 - outlook.overload_ratio)
         held_up = there + outlook.overload_ratio * (company.hopeful - there)
-        price = wait_ms * (held_up + 1.0) * _priced_ms(slo.tpot_ms, tpot_ms, late_counts=0.0)
+        price = wait_ms * (held_up + 1.0) * _priced_ms(slo.tpot_ms, pace_ms, late_counts=0.0)
         return _scored(price * outlook.at_stake**self._exponent)
 
     def _arrivals_per_s(self, cycle: Cycle) -> float:
