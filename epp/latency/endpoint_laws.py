@@ -45,7 +45,7 @@ class EndpointLaws:
         self._coefficients: FloatArray = np.zeros((len(defaults), 0))
 
     def observe(self, endpoint_id: str, terms: Sequence[float], actual_ms: float) -> None:
-        """Learn from one answer: the terms as they were at its decision, and what it took, above 0."""
+        """Learn from one answer: what its terms were, and what it took, above 0."""
         own = self._own.get(endpoint_id)
         if own is None:
             own = self._own[endpoint_id] = NonNegativeFit(self._defaults)

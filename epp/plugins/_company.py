@@ -57,7 +57,7 @@ class Company(NamedTuple):
 
 
 def company_of(
-    there: InFlight, pace: Pace, tpot_target_ms: float | None, spread: float, output_tokens: float
+    there: InFlight, pace: Pace, tpot_target_ms: float | None, spread: float, output_tokens: float, new_tokens: float
 ) -> Company:
     """See the module's text.
 
@@ -65,13 +65,14 @@ def company_of(
         tpot_target_ms: of the newcomer, and taken to be that of the others; `None`: first tokens alone count.
         spread: of the pace, as standard deviation of log(actual / expected).
         output_tokens: mean length of the answers.
+        new_tokens: of the newcomer, at most that.
     """
     count = len(pace.requests)
     candidate, elapsed_ms, tokens, waits, hope = there
     # Those of other processes are taken to be at their beginning, and as hopeful as ours.
     ours = np.bincount(candidate, minlength=count)
     others = np.maximum(pace.requests - ours, 0.0)
-    weight = np.ones(len(candidate))
+    weight = np.minimum(pace.requests / np.maximum(ours, 1), 1.0)[candidate]  # below 1 if some were moved elsewhere
     if others.any():
         nothing = np.zeros(count)
         mean_hope = (np.bincount(candidate, hope, count) + (ours == 0)) / np.maximum(ours, 1)
@@ -95,7 +96,9 @@ def company_of(
     in_line = 1.0 - 0.5 * waits  # who waits is in the midst of those that do
     stall_ms = np.minimum(pace.backlog_ms[candidate] * in_line, most_stall_ms)
     expected_ms = (elapsed_ms + left * pace.token_ms[candidate] + stall_ms) / length
-    more_ms = (left * pace.more_ms[candidate] + np.minimum(pace.own_ms[candidate], most_stall_ms)) / length
+    more_ms = (
+        np.minimum(left, new_tokens) * pace.more_ms[candidate] + np.minimum(pace.own_ms[candidate], most_stall_ms)
+    ) / length
     chance = min(_SPREAD_OF_A_SECOND * (output_tokens * target_ms / 1e3) ** 0.5, _MOST_SPREAD)
     spread = max(spread, chance)
     before = hope * within(target_ms, expected_ms, spread)

@@ -19,8 +19,21 @@ import numpy as np
 from epp.scheduling.data import FloatArray, IntArray
 
 _WINDOW_S = 4.0  # over which a server's share of prefill is taken: with it rise and fall how fast others' answers come
+_LEAST_KNOWN_RATIO = (
+    0.25  # of an answer's tokens: with fewer steps its server is not known well enough to learn from it
+)
 _GONE = -1  # the row of an endpoint that has left the pool
 _CAPACITY = 64
+
+
+class Hope(NamedTuple):
+    """Attributes:
+    in_time: the probability that the first token is.
+    deadline_s: until then it is.
+    """
+
+    in_time: float
+    deadline_s: float
 
 
 class InFlight(NamedTuple):
@@ -31,7 +44,7 @@ class InFlight(NamedTuple):
         elapsed_ms: since the first token; 0 before it.
         tokens: made since then; 0 before it.
         waits: 1 before its first token, then 0.
-        hope: the probability that the first token is in time; then 0 or 1.
+        hope: the probability that the first token is in time; 0 or 1 when it has come, and 0 when it is overdue.
     """
 
     candidate: IntArray
@@ -59,7 +72,9 @@ class _Answer:
     request_id: str
     endpoint_id: str
     prefill_ms: float
+    stall_ms: float
     begun: bool = False
+    whole: bool = True  # its server was known all the time
     requests_before: float = 0.0
     context_before: float = 0.0
     prefill_before_ms: float = 0.0
@@ -79,7 +94,8 @@ class Progress:
         self._answers: list[_Answer] = []
         self._index: dict[str, int] = {}
         self._row = np.zeros(_CAPACITY, dtype=np.intp)
-        self._first_s, self._steps_before, self._hope = np.zeros(_CAPACITY), np.zeros(_CAPACITY), np.zeros(_CAPACITY)
+        self._first_s, self._steps_before = np.zeros(_CAPACITY), np.zeros(_CAPACITY)
+        self._hope, self._deadline_s = np.zeros(_CAPACITY), np.zeros(_CAPACITY)
 
     @property
     def requests(self) -> int:
@@ -102,40 +118,53 @@ class Progress:
         self._prefill_ms, self._sent_s = kept(self._prefill_ms, 0.0), kept(self._sent_s, 0.0)
         self._sent_at_s, self._since_s = kept(self._sent_at_s, 0.0), kept(self._since_s, np.nan)
         for index, answer in enumerate(self._answers):
-            self._row[index] = self._row_by_id.get(answer.endpoint_id, _GONE)
+            row = self._row_by_id.get(answer.endpoint_id, _GONE)
+            if row == _GONE or self._row[index] == _GONE:  # one that is back counts anew
+                answer.whole = False
+                self._steps_before[index] = 0.0
+            self._row[index] = row
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def tick(
         self, rows: IntArray | slice, step_ms: FloatArray, requests: FloatArray, context: FloatArray, now_s: float
     ) -> None:
-        """Since the last time these servers made steps of `step_ms`, prompts apart, with so much there."""
+        """Since the last time these servers made steps of `step_ms`, prompts apart, with so much there as is now."""
         steps = np.fmax((now_s - self._at_s[rows]) * (1e3 / step_ms), 0.0)  # the first time: none
         self._steps[rows] += steps
         self._requests_sum[rows] += steps * requests
         self._context_sum[rows] += steps * context
-        self._at_s[rows], self._step_ms[rows] = now_s, step_ms
+        self._at_s[rows], self._step_ms[rows] = np.fmax(self._at_s[rows], now_s), step_ms
         self._requests[rows], self._context[rows] = requests, context
 
-    def add(self, request_id: str, endpoint_id: str, in_time: float, prefill_ms: float, now_s: float) -> None:
-        """It was sent there, and its first token is in time with this probability."""
+    def add(
+        self, request_id: str, endpoint_id: str, hope: Hope, prefill_ms: float, stall_ms: float, now_s: float
+    ) -> None:
+        """It was sent there.
+
+        Args:
+            prefill_ms: what its prompt takes there.
+            stall_ms: for how long the others get no tokens meanwhile.
+        """
         self._remove(request_id)
         index = len(self._answers)
         if index == len(self._row):
             more = 2 * index
             self._row = np.resize(self._row, more)
             self._first_s, self._steps_before = np.resize(self._first_s, more), np.resize(self._steps_before, more)
-            self._hope = np.resize(self._hope, more)
+            self._hope, self._deadline_s = np.resize(self._hope, more), np.resize(self._deadline_s, more)
         row = self._row_by_id.get(endpoint_id, _GONE)
-        self._answers.append(_Answer(request_id, endpoint_id, prefill_ms))
+        self._answers.append(_Answer(request_id, endpoint_id, prefill_ms, stall_ms, whole=row != _GONE))
         self._index[request_id] = index
-        self._row[index], self._first_s[index], self._hope[index] = row, np.nan, in_time
+        self._row[index], self._first_s[index], self._steps_before[index] = row, np.nan, 0.0
+        self._hope[index], self._deadline_s[index] = hope
         if row != _GONE:
             if np.isnan(self._since_s[row]):
                 self._since_s[row] = self._sent_at_s[row] = now_s
             fading = exp(min((self._sent_at_s[row] - now_s) / _WINDOW_S, 0.0))
-            self._sent_s[row] = self._sent_s[row] * fading + prefill_ms / 1e3
+            self._sent_s[row] = self._sent_s[row] * fading + stall_ms / 1e3
             self._sent_at_s[row] = now_s
+            self._requests[row] += 1.0
 
     def first_token(self, request_id: str, at_s: float, in_time: bool) -> None:
         """Its first token has come, so its prompt is computed. Again, or of an unknown request, nothing happens."""
@@ -148,11 +177,9 @@ class Progress:
         row = int(self._row[index])
         if row == _GONE:
             return
+        self._advance(row, at_s)
         self._prefill_ms[row] += answer.prefill_ms
-        not_made = answer.prefill_ms / self._step_ms[row]
-        self._steps[row] -= not_made
-        self._requests_sum[row] -= not_made * self._requests[row]
-        self._context_sum[row] -= not_made * self._context[row]
+        self._made(row, -answer.stall_ms / float(self._step_ms[row]))
         steps, answer.requests_before, answer.context_before = self._sums(row, at_s)
         self._steps_before[index] = steps
         answer.prefill_before_ms = float(self._prefill_ms[row])
@@ -161,11 +188,13 @@ class Progress:
         """It is over, after so many tokens since its first. `None` if little is known of its life."""
         index = self._index.get(request_id)
         life = None
-        if index is not None and self._answers[index].begun and self._row[index] != _GONE:
-            answer, row = self._answers[index], int(self._row[index])
+        answer = None if index is None else self._answers[index]
+        if index is not None and answer is not None and answer.begun and answer.whole:
+            row = int(self._row[index])
+            self._advance(row, at_s)
             steps, requests, context = self._sums(row, at_s)
             steps -= float(self._steps_before[index])
-            if steps > 0.0:
+            if steps > _LEAST_KNOWN_RATIO * max(tokens, 1.0):
                 life = Life(
                     max((requests - answer.requests_before) / steps, 0.0),
                     max((context - answer.context_before) / steps, 0.0),
@@ -174,8 +203,21 @@ class Progress:
         self._remove(request_id)
         return life
 
+    def _made(self, row: int, steps: float) -> None:
+        """So many more, with what is there."""
+        self._steps[row] += steps
+        self._requests_sum[row] += steps * self._requests[row]
+        self._context_sum[row] += steps * self._context[row]
+
+    def _advance(self, row: int, at_s: float) -> None:
+        """As a tick: at the pace of the last one. What is told late changes nothing."""
+        passed_s = at_s - float(self._at_s[row])
+        if passed_s > 0.0:  # not before the first tick
+            self._made(row, passed_s * 1e3 / float(self._step_ms[row]))
+            self._at_s[row] = at_s
+
     def _sums(self, row: int, at_s: float) -> tuple[float, float, float]:
-        """Steps of a server, and what was there over them, until a time near the last tick."""
+        """Steps of a server, and what was there over them, until then: now, or a little before the last tick."""
         at_last_s = float(self._at_s[row])
         more = 0.0 if np.isnan(at_last_s) else (at_s - at_last_s) * 1e3 / float(self._step_ms[row])
         return (
@@ -193,13 +235,13 @@ class Progress:
         if index != end:
             self._answers[index] = last
             self._index[last.request_id] = index
-            for column in (self._row, self._first_s, self._steps_before, self._hope):
+            for column in (self._row, self._first_s, self._steps_before, self._hope, self._deadline_s):
                 column[index] = column[end]
 
     # --- what is known ----------------------------------------------------------------------------------------------
 
     def prefill_ratios(self, rows: IntArray | slice, now_s: float) -> FloatArray:
-        """Which share of its time each server spends on prompts, by what it was sent of late; above 1 if it cannot."""
+        """Which share of its time each server stands still for prompts, by what it was sent of late; may be above 1."""
         fading = np.exp(np.minimum((self._sent_at_s[rows] - now_s) / _WINDOW_S, 0.0))
         seen_s = np.fmax(now_s - self._since_s[rows], _WINDOW_S)
         ratios: FloatArray = self._sent_s[rows] * fading / (_WINDOW_S * (1.0 - np.exp(-seen_s / _WINDOW_S)))
@@ -209,7 +251,7 @@ class Progress:
         """With the candidates in these rows, as of the last tick."""
         count = len(self._answers)
         row, first_s = self._row[:count], self._first_s[:count]
-        steps_before, hope = self._steps_before[:count], self._hope[:count]
+        steps_before, hope, deadline_s = self._steps_before[:count], self._hope[:count], self._deadline_s[:count]
         candidate = row
         if not everyone or (count and row.min() == _GONE):
             places = np.full(len(self._ids) + 1, _GONE, dtype=np.intp)  # the last is that of who has gone
@@ -217,12 +259,13 @@ class Progress:
             candidate = places[row]
             here = candidate != _GONE
             candidate, row = candidate[here], row[here]
-            first_s, steps_before, hope = first_s[here], steps_before[here], hope[here]
+            first_s, steps_before = first_s[here], steps_before[here]
+            hope, deadline_s = hope[here], deadline_s[here]
         waits = np.isnan(first_s)
         return InFlight(
             candidate,
             np.where(waits, 0.0, (now_s - first_s) * 1e3),
             np.where(waits, 0.0, np.fmax(self._steps[row] - steps_before, 0.0)),
             waits.astype(np.float64),
-            hope,
+            np.where(waits & (deadline_s < now_s), 0.0, hope),
         )

@@ -31,7 +31,7 @@ from epp.plugins._latency_samples import measure
 from epp.plugins._odds import LEAST_TARGET_MS
 from epp.plugins._prefill import prefill_row
 from epp.plugins._prefill_backlog import PrefillBacklog, attention_pairs
-from epp.plugins._progress import Progress
+from epp.plugins._progress import Hope, Progress
 from epp.plugins._reuse import Reuse
 from epp.plugins._signals import fresh
 from epp.plugins._slo import Slo, slo_of
@@ -48,6 +48,7 @@ from epp.scheduling.data import (
     UNCACHED_TOKENS,
     DataKey,
     FloatArray,
+    InFlightLoad,
     IntArray,
 )
 from epp.scheduling.decision import Decision
@@ -90,6 +91,8 @@ class _Priced:
         requests: with this one.
         context_tokens: of those that decode.
         own_ms: of prefill.
+        stall_ratio: for how much of it the others get no tokens.
+        all_by_ours: how many times as many requests all processes that pick have in flight as this one.
         in_time: how likely this request keeps its TTFT target; 1 if there is none.
     """
 
@@ -102,6 +105,8 @@ class _Priced:
     requests: FloatArray
     context_tokens: FloatArray
     own_ms: FloatArray
+    stall_ratio: FloatArray
+    all_by_ours: float
     in_time: FloatArray
 
 
@@ -117,13 +122,12 @@ class _Sent:
 class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
     """score = lowest cost / cost, with
 
-        cost = wait · (requests there + 1) · step · targets at stake ^ stakeExponent
+        cost = wait · (requests there + 1) · TPOT · targets at stake ^ stakeExponent
         wait = step + prefill before it + its own prefill
 
-    in ms by what was learned of each server. A step counts as the TPOT target at most, at overload a wait as the
-    TTFT target, and of the requests there those that can still keep their targets. At stake are the targets of this
-    request, of those there whom it slows down, and of those who come after it. A cached prefix is prefill that is not
-    needed.
+    in ms by what was learned of each server. A TPOT counts as its target at most, at overload a wait as the TTFT
+    target, and of the requests there those that can still keep their targets. At stake are the targets of this request,
+    of those there whom it slows down, and of those who come after it. A cached prefix is prefill that is not needed.
     Two idle servers of which one prefills the prompt in 93 ms and the other, three times as slow, in 280 ms, with steps
     of 7 and 12 ms: costs 100 · 1 · 7 and 292 · 1 · 12, scores 1 and 0.2.
 
@@ -180,35 +184,35 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         step_ms = base + per_request * there + per_context * priced.context_tokens
         rows = slice(None) if candidates.everyone else candidates.rows
         self._progress.tick(rows, step_ms, there, priced.context_tokens, now_s)
-        stall = np.minimum(stall, _MOST_STALL)
-        prefill_ratio = np.minimum(stall * self._progress.prefill_ratios(rows, now_s), _MOST_PREFILL_RATIO)
-        more_ms = per_request + per_context * _prompt_tokens(cycle)
-        pace_ms = step_ms + more_ms  # between prompts; with them, which is what a TPOT has in it:
-        token_ms, more_ms = step_ms / (1.0 - prefill_ratio), more_ms / (1.0 - prefill_ratio)
+        stall = priced.stall_ratio = np.minimum(stall, _MOST_STALL)
+        prefill_ratio = np.minimum(self._progress.prefill_ratios(rows, now_s), _MOST_PREFILL_RATIO)
+        token_ms = step_ms / (1.0 - prefill_ratio)
+        more_ms = (per_request + per_context * _prompt_tokens(cycle)) / (1.0 - prefill_ratio)
         tpot_ms = token_ms + more_ms
         wait_ms = base + backlog_ms + own_ms
         slo = priced.slo
         if not (slo.constrained and self._exponent > 0):
-            return _scored(wait_ms * priced.requests * pace_ms)
+            return _scored(wait_ms * priced.requests * tpot_ms)
+        new_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
         pace = Pace(token_ms, more_ms, stall * backlog_ms, stall * own_ms, stall * per_token, there)
         in_flight = self._progress.in_flight(candidates.rows, candidates.everyone, now_s)
-        company = company_of(in_flight, pace, slo.tpot_ms, self._tpot.spread, self._output_tokens)
+        company = company_of(in_flight, pace, slo.tpot_ms, self._tpot.spread, self._output_tokens, new_tokens)
         prospect = Prospect(overhead + backlog_ms + cycle.waited_ms, own_ms, tpot_ms)
         spreads = Spreads(self._ttft.spread, self._tpot.spread)
-        arrivals_per_s = self._arrivals_per_s(cycle) / len(candidates)
+        arrivals_per_s = self._arrivals.per_s * priced.all_by_ours / len(candidates)
         outlook = look_ahead(slo, prospect, company, spreads, arrivals_per_s, self._reuse.ratio)
         priced.in_time = outlook.in_time
         wait_ms = _priced_ms(slo.ttft_ms, wait_ms, late_counts=1.0 - outlook.overload_ratio)
         held_up = there + outlook.overload_ratio * (company.hopeful - there)
-        price = wait_ms * (held_up + 1.0) * _priced_ms(slo.tpot_ms, pace_ms, late_counts=0.0)
+        price = wait_ms * (held_up + 1.0) * _priced_ms(slo.tpot_ms, tpot_ms, late_counts=0.0)
         return _scored(price * outlook.at_stake**self._exponent)
 
-    def _arrivals_per_s(self, cycle: Cycle) -> float:
-        """Of all processes that pick: about as many more than here as they have more in flight. By chance few are
-        from here; that says little."""
-        load, ours = cycle.get(self._load_key), self._progress.requests
+    def _all_by_ours(self, load: InFlightLoad | None) -> float:
+        """How many times as much all processes that pick do as this one, by what they have in flight. By chance few
+        are from here; that says little."""
+        ours = self._progress.requests
         all_in_flight = ours if load is None else max(float(load.requests.sum()), ours)
-        return self._arrivals.per_s * (all_in_flight + _FEW_REQUESTS) / (ours + _FEW_REQUESTS)
+        return (all_in_flight + _FEW_REQUESTS) / (ours + _FEW_REQUESTS)
 
     def _look(self, cycle: Cycle, candidates: Candidates) -> _Priced:
         prompt_tokens = _prompt_tokens(cycle)
@@ -234,6 +238,8 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             requests=requests + others + 1.0,
             context_tokens=nothing if load is None else candidates.take(load.decode_tokens),
             own_ms=nothing,
+            stall_ratio=nothing,
+            all_by_ours=self._all_by_ours(load),
             in_time=nothing + 1.0,
         )
 
@@ -273,10 +279,14 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             priced.slo.ttft_ms,
             (1.0, own + before, pairs + pairs_before),
         )
-        in_time, own_ms = float(priced.in_time[at]), float(priced.own_ms[at])
-        self._progress.add(cycle.request.id, chosen.id, in_time, own_ms, cycle.now_s)
+        target_ms, prefill_ms = priced.slo.ttft_ms, 0.0
         if prefill_row(decision) is None:
             self._backlog.add(cycle.request.id, chosen.id, own, pairs)
+            prefill_ms = float(priced.own_ms[at]) * priced.all_by_ours  # others send there, too
+        deadline_s = np.inf if target_ms is None else cycle.now_s + (target_ms - cycle.waited_ms) / 1e3
+        hope = Hope(float(priced.in_time[at]), deadline_s)
+        stall_ms = prefill_ms * float(priced.stall_ratio[at])
+        self._progress.add(cycle.request.id, chosen.id, hope, prefill_ms, stall_ms, cycle.now_s)
 
     def first_token(self, cycle: Cycle, decision: Decision, at_s: float) -> None:
         self._backlog.remove(cycle.request.id)

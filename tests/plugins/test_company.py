@@ -12,7 +12,7 @@ TARGET_MS, MEAN_TOKENS = 20.0, 200.0
 SECONDS = st.floats(0, 1e9)
 
 
-def company(answers, *, target_ms=TARGET_MS, requests=None, spread=0.1, **pace):
+def company(answers, *, target_ms=TARGET_MS, requests=None, spread=0.1, new_tokens=MEAN_TOKENS, **pace):
     """`answers`: one tuple of milliseconds and tokens since the first, or `None` for who waits, on one server."""
     waits = np.array([float(answer is None) for answer in answers])
     elapsed_ms, tokens = np.array([answer or (0.0, 0.0) for answer in answers], float).reshape(-1, 2).T
@@ -20,7 +20,7 @@ def company(answers, *, target_ms=TARGET_MS, requests=None, spread=0.1, **pace):
     alike = {"token_ms": 15.0, "more_ms": 0.0, "backlog_ms": 0.0, "own_ms": 0.0, "prompt_token_ms": 0.02}
     values = {**alike, "requests": len(answers) if requests is None else requests, **pace}
     columns = Pace(**{name: np.array([value], float) for name, value in values.items()})
-    return [float(column[0]) for column in company_of(there, columns, target_ms, spread, MEAN_TOKENS)]
+    return [float(column[0]) for column in company_of(there, columns, target_ms, spread, MEAN_TOKENS, new_tokens)]
 
 
 def test_who_was_slow_for_long_is_lost_though_its_server_is_fast_now():
@@ -58,7 +58,16 @@ def test_those_of_other_processes_count_as_ours_do():
     assert ours == pytest.approx(theirs)
     assert ours[0] > 5
     assert company([(0.0, 0.0)] * 5, requests=10, more_ms=1.0) == pytest.approx(ours)
-    assert company([(0.0, 0.0)] * 5, requests=0)[0] == pytest.approx(ours[0] / 2)
+
+
+def test_who_was_moved_to_another_server_does_not_count_here():
+    all_here, hopeful = company([(0.0, 0.0)] * 10)[0], company([(0.0, 0.0)] * 10, requests=4)[0]
+    assert hopeful == pytest.approx(0.4 * all_here)
+
+
+def test_a_short_answer_slows_nobody_for_long():
+    at_the_edge = {"token_ms": 19.0, "more_ms": 2.0}
+    assert company([(0.0, 0.0)], new_tokens=1.0, **at_the_edge)[1] < 0.1 * company([(0.0, 0.0)], **at_the_edge)[1]
 
 
 def test_without_a_target_of_pace_the_first_token_alone_counts():

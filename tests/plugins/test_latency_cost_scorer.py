@@ -326,11 +326,11 @@ def test_the_slower_server_is_found_out():
     assert slow == pytest.approx((8 + 74) * 8 / ((13 + 236) * 13), rel=0.35)
 
 
-def answered_among(scorer, requests_later, tpot_ms):
+def answered_among(scorer, requests_later, tpot_ms, at_s):
     """An answer that is alone at the first server when it begins, and for its other 99 tokens beside so many."""
-    candidates, cycle = pool(size=2), a_request()
+    candidates, cycle = pool(size=2), later(a_request(), at_s)
     scorer.score(cycle, candidates)
-    decision, first_s = decide(candidates, 0), NOW_S + 0.05
+    decision, first_s = decide(candidates, 0), cycle.now_s + 0.05
     scorer.pre_request(cycle, decision)
     scorer.first_token(cycle, decision, first_s)
     ended_s = first_s + 99 * tpot_ms / 1e3
@@ -338,7 +338,15 @@ def answered_among(scorer, requests_later, tpot_ms):
     beside.now_s = ended_s
     scorer.score(beside, candidates)
     outcome = Outcome(
-        EndCause.NATURAL, 200, True, decision.endpoints[0].id, NOW_S, NOW_S, first_s, ended_s, Usage(1000, 100)
+        EndCause.NATURAL,
+        200,
+        True,
+        decision.endpoints[0].id,
+        cycle.now_s,
+        cycle.now_s,
+        first_s,
+        ended_s,
+        Usage(1000, 100),
     )
     scorer.end(cycle, decision, outcome)
 
@@ -346,13 +354,24 @@ def answered_among(scorer, requests_later, tpot_ms):
 def test_a_pace_is_learned_from_what_was_there_while_an_answer_was_made():
     """80 requests make a token take 16 ms, as is expected of them; so nothing is learned of an empty server."""
     among_many, alone = make("latency-cost-scorer"), make("latency-cost-scorer")
-    for _ in range(60):
-        answered_among(among_many, 80, 16.0)
-        answered_among(alone, 1, 16.0)
+    for number in range(60):
+        answered_among(among_many, 80, 16.0, number * 10)
+        answered_among(alone, 1, 16.0, number * 10)
     base, _, _, _ = among_many.dump_state()["tpot"]["pool"]
     slow_base, _, _, _ = alone.dump_state()["tpot"]["pool"]
     assert base < 9
     assert slow_base > 12
+
+
+def test_a_prompt_that_another_server_computes_does_not_slow_the_one_that_decodes():
+    everybody = pool(size=2)
+    for prefill_row, slowed in ((None, True), (1, False)):
+        scorer, cycle = make("latency-cost-scorer"), a_request(tokens=20_000)
+        scorer.score(cycle, everybody)
+        scorer.pre_request(cycle, decide(everybody, 0, prefill_row=prefill_row))
+        decoding, other = scored(a_request(), scorer)
+        assert other == 1
+        assert (decoding < 0.99) is slowed
 
 
 @pytest.mark.parametrize("bad", [{"status": 500}, {"served": "ns/pod-0"}])
