@@ -2,8 +2,8 @@
 
 Computing a prompt takes time in proportion to its new tokens, and, for attention, to the pairs of a new token and one
 before it: with u of p tokens to compute that is u · (p - u / 2). A prompt of 30,000 tokens takes twice as long as ten
-of 3,000. The ledger counts tokens alone, of all processes that pick; this is what it leaves out, of our own requests, and
-so as a ratio, which holds for the others, too.
+of 3,000. The ledger counts tokens alone, of all processes that pick; this is what it leaves out, of our own
+requests, and so as a ratio, which holds for the others, too.
 """
 
 from collections.abc import Sequence
