@@ -19,9 +19,7 @@ import numpy as np
 from epp.scheduling.data import FloatArray, IntArray
 
 _WINDOW_S = 4.0  # over which a server's share of prefill is taken: with it rise and fall how fast others' answers come
-_LEAST_KNOWN_RATIO = (
-    0.25  # of an answer's tokens: with fewer steps its server is not known well enough to learn from it
-)
+_LEAST_KNOWN_RATIO = 0.25  # of an answer's tokens: with fewer steps what is there at its end says more than they do
 _GONE = -1  # the row of an endpoint that has left the pool
 _CAPACITY = 64
 
@@ -194,12 +192,15 @@ class Progress:
             self._advance(row, at_s)
             steps, requests, context = self._sums(row, at_s)
             steps -= float(self._steps_before[index])
+            prefill_ms = max(float(self._prefill_ms[row]) - answer.prefill_before_ms, 0.0) / max(tokens, 1.0)
             if steps > _LEAST_KNOWN_RATIO * max(tokens, 1.0):
-                life = Life(
-                    max((requests - answer.requests_before) / steps, 0.0),
-                    max((context - answer.context_before) / steps, 0.0),
-                    max(float(self._prefill_ms[row]) - answer.prefill_before_ms, 0.0) / max(tokens, 1.0),
+                requests, context = (
+                    (requests - answer.requests_before) / steps,
+                    (context - answer.context_before) / steps,
                 )
+                life = Life(max(requests, 0.0), max(context, 0.0), prefill_ms)
+            else:  # left out, those whom prompts held up most would be missed
+                life = Life(float(self._requests[row]), float(self._context[row]), prefill_ms)
         self._remove(request_id)
         return life
 

@@ -121,14 +121,14 @@ def test_a_first_token_long_after_the_last_look_begins_then():
     assert progress.in_flight(ROWS, True, 60.0).tokens[0] == pytest.approx(500)
 
 
-def test_what_is_hardly_known_teaches_nothing():
+def test_where_estimates_cancel_each_other_what_is_there_now_is_the_life_of_an_answer():
     """By its estimates the server made 100 steps, but for a prompt as long as 99 of them."""
     progress = servers()
     ticked(progress, 0.0)
     begun(progress, "a", 0.0)
     ticked(progress, 1.0, requests=(9.0, 1.0))
     begun(progress, "a", 1.0, "long", prefill_ms=990.0)
-    assert progress.end("r", 1.0, tokens=100) is None
+    assert progress.end("r", 1.0, tokens=100) == (10, 100, pytest.approx(9.9))
 
 
 def test_an_answer_of_a_server_that_left_and_is_back_counts_anew_and_teaches_nothing():
