@@ -128,12 +128,9 @@ class Progress:
         self, rows: IntArray | slice, step_ms: FloatArray, requests: FloatArray, context: FloatArray, now_s: float
     ) -> None:
         """Since the last time these servers made steps of `step_ms`, prompts apart, with so much there as is now."""
-        steps = np.fmax((now_s - self._at_s[rows]) * (1e3 / step_ms), 0.0)  # the first time: none
-        self._steps[rows] += steps
-        self._requests_sum[rows] += steps * requests
-        self._context_sum[rows] += steps * context
-        self._at_s[rows], self._step_ms[rows] = np.fmax(self._at_s[rows], now_s), step_ms
-        self._requests[rows], self._context[rows] = requests, context
+        self._step_ms[rows], self._requests[rows], self._context[rows] = step_ms, requests, context
+        self._made(rows, np.fmax((now_s - self._at_s[rows]) * (1e3 / step_ms), 0.0))  # the first time: none
+        self._at_s[rows] = np.fmax(self._at_s[rows], now_s)
 
     def add(
         self, request_id: str, endpoint_id: str, hope: Hope, prefill_ms: float, stall_ms: float, now_s: float
@@ -194,21 +191,18 @@ class Progress:
             steps -= float(self._steps_before[index])
             prefill_ms = max(float(self._prefill_ms[row]) - answer.prefill_before_ms, 0.0) / max(tokens, 1.0)
             if steps > _LEAST_KNOWN_RATIO * max(tokens, 1.0):
-                requests, context = (
-                    (requests - answer.requests_before) / steps,
-                    (context - answer.context_before) / steps,
-                )
-                life = Life(max(requests, 0.0), max(context, 0.0), prefill_ms)
+                requests, context = requests - answer.requests_before, context - answer.context_before
+                life = Life(max(requests / steps, 0.0), max(context / steps, 0.0), prefill_ms)
             else:  # left out, those whom prompts held up most would be missed
                 life = Life(float(self._requests[row]), float(self._context[row]), prefill_ms)
         self._remove(request_id)
         return life
 
-    def _made(self, row: int, steps: float) -> None:
+    def _made(self, rows: IntArray | slice | int, steps: FloatArray | float) -> None:
         """So many more, with what is there."""
-        self._steps[row] += steps
-        self._requests_sum[row] += steps * self._requests[row]
-        self._context_sum[row] += steps * self._context[row]
+        self._steps[rows] += steps
+        self._requests_sum[rows] += steps * self._requests[rows]
+        self._context_sum[rows] += steps * self._context[rows]
 
     def _advance(self, row: int, at_s: float) -> None:
         """As a tick: at the pace of the last one. What is told late changes nothing."""

@@ -42,6 +42,16 @@ def scored(cycle, scorer=None, candidates=None):
     return (scorer or make("latency-cost-scorer")).score(cycle, candidates or pool(size=2)).tolist()
 
 
+def answered(scorer, cycle, decision, first_s, tpot_ms, *, status=200, served=None):
+    """It ends with its hundredth token."""
+    ended_s = first_s + 99 * tpot_ms / 1e3
+    served = served or decision.endpoints[0].id
+    sent_s, usage = cycle.now_s, Usage(1000, 100)
+    scorer.end(
+        cycle, decision, Outcome(EndCause.NATURAL, status, True, served, sent_s, sent_s, first_s, ended_s, usage)
+    )
+
+
 def serve(scorer, row, *, ttft_ms, tpot_ms, status=200, served=None, **request):
     """One request through the scorer, sent to `row` and answered."""
     candidates, cycle = pool(size=2), a_request(**request)
@@ -50,18 +60,7 @@ def serve(scorer, row, *, ttft_ms, tpot_ms, status=200, served=None, **request):
     scorer.pre_request(cycle, decision)
     first_s = NOW_S + ttft_ms / 1e3
     scorer.first_token(cycle, decision, first_s)
-    outcome = Outcome(
-        EndCause.NATURAL,
-        status,
-        True,
-        served or decision.endpoints[0].id,
-        NOW_S,
-        NOW_S,
-        first_s,
-        first_s + 99 * tpot_ms / 1e3,
-        Usage(1000, 100),
-    )
-    scorer.end(cycle, decision, outcome)
+    answered(scorer, cycle, decision, first_s, tpot_ms, status=status, served=served)
 
 
 # --- the price ------------------------------------------------------------------------------------------------------
@@ -151,10 +150,10 @@ def test_those_whose_first_token_came_too_late_are_not_held_up():
             scorer.score(cycle, candidates)
             scorer.pre_request(cycle, decide(candidates, row))
             scorer.first_token(cycle, decide(candidates, row), NOW_S + ttft_ms / 1e3)
-    load = {"requests": (10, 10), "decode": (20_000, 20_000)}
+    load = {"requests": (10, 10), "decode": (20_000, 20_000), "prefill": (20_000, 20_000)}  # at overload
     assert scored(a_request(**load), scorer) == [1, 1]
     in_time, late = scored(a_request(**load, headers=TARGETS), scorer)
-    assert late == 1 > 1.5 * in_time
+    assert late == 1 > 5 * in_time
 
 
 def test_targets_are_read_once_at_the_decision():
@@ -225,21 +224,21 @@ def test_of_two_late_servers_the_one_that_is_less_late_is_better_while_the_pool_
     targets = {"x-slo-ttft-ms": "1000", "x-slo-tpot-ms": "20"}  # steps are too slow on both
     ratios = []
     for others_tokens in (0, 50_000):
-        load = dict.fromkeys(("requests", "decode"), (1,) * 30)
+        load = dict.fromkeys(("requests", "decode"), (0,) * 30)
         load["prefill"] = (100_000, 200_000, *[others_tokens] * 28)
         less, more, *_ = scored(a_request(**load, headers=targets), candidates=pool(size=30))
         ratios.append(less / more)
     with_room, at_overload = ratios
-    assert with_room > 1.4
-    assert at_overload < 1.1
+    assert with_room > 1.5
+    assert at_overload == pytest.approx(1, abs=0.1)
 
 
 def test_arrivals_at_other_workers_count_as_their_requests_in_flight_do():
-    """A prompt that is late anywhere. Beside workers with a hundred times as much in flight it rather goes where fewer
-    of those who come meanwhile would be in time."""
+    """A prompt that is late anywhere: alone it goes where its followers are in time; beside workers with a hundred
+    times as much in flight, where fewer of those who come meanwhile would be."""
     headers = {"x-slo-ttft-ms": "1000"}
-    late = {"tokens": 100_000, "prefill": (0, 100_000), "headers": headers}
-    room_by_late = []
+    late = {"tokens": 60_000, "prefill": (0, 100_000), "headers": headers}
+    scores = []
     for in_flight in (4, 400):
         scorer = make("latency-cost-scorer")
         for number in range(4):
@@ -247,10 +246,9 @@ def test_arrivals_at_other_workers_count_as_their_requests_in_flight_do():
             cycle.request = cycle.request._replace(id=f"ours-{number}")
             scorer.score(cycle, pool(size=2))
             scorer.pre_request(cycle, decide(pool(size=2), number % 2))
-        room, there = scored(a_request(**late, requests=(in_flight / 2, in_flight / 2)), scorer)
-        room_by_late.append(room / there)
-    alone, among_many = room_by_late
-    assert alone > 2 * among_many
+        scores.append(scored(a_request(**late, requests=(in_flight / 2, in_flight / 2)), scorer))
+    (alone, _), (_, among_many) = scores
+    assert alone == 1 == among_many
 
 
 def test_who_is_lost_is_followed_only_where_prefixes_are_asked_for_again():
@@ -333,22 +331,8 @@ def answered_among(scorer, requests_later, tpot_ms, at_s):
     decision, first_s = decide(candidates, 0), cycle.now_s + 0.05
     scorer.pre_request(cycle, decision)
     scorer.first_token(cycle, decision, first_s)
-    ended_s = first_s + 99 * tpot_ms / 1e3
-    beside = a_request(requests=(requests_later, 0))
-    beside.now_s = ended_s
-    scorer.score(beside, candidates)
-    outcome = Outcome(
-        EndCause.NATURAL,
-        200,
-        True,
-        decision.endpoints[0].id,
-        cycle.now_s,
-        cycle.now_s,
-        first_s,
-        ended_s,
-        Usage(1000, 100),
-    )
-    scorer.end(cycle, decision, outcome)
+    scorer.score(later(a_request(requests=(requests_later, 0)), at_s + 0.05 + 99 * tpot_ms / 1e3), candidates)
+    answered(scorer, cycle, decision, first_s, tpot_ms)
 
 
 def test_a_pace_is_learned_from_what_was_there_while_an_answer_was_made():
@@ -379,7 +363,7 @@ def test_errors_and_answers_of_others_teach_nothing(bad):
     scorer = make("latency-cost-scorer")
     for _ in range(30):
         serve(scorer, 1, ttft_ms=1, tpot_ms=1, **bad)
-    assert scored(later(a_request()), scorer) == pytest.approx([1, 1])
+    assert scored(later(a_request(), 600), scorer) == [1, 1]
 
 
 def test_nothing_is_left_of_requests_that_have_ended_or_of_servers_that_have_left():
