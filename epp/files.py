@@ -4,18 +4,25 @@ A file that is written must have a place where it can be, and the place must be 
 nor a file that is read, nor where output is printed. By whatever paths they are named: files are told apart by what
 they are, and those that are not there yet by folder and name.
 
-Some results are renamed into their place, so that nobody reads half of one. Whatever was there is gone then, also if it
-was a device.
+Some files are renamed into their place, so that nobody reads half of one. Whatever was there is gone then, also if it
+was a device; and it is the folder that must let itself be written.
 """
 
 import os
+import secrets
 import stat
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from epp.problem import Problem
+
+READABLE: Final = 0o644
+"""The mode of a file that other users may read, as far as the umask lets them."""
+
+PRIVATE: Final = 0o600
 
 Named = tuple[str, str | Path | None]
 """What the user calls a file by, as a rule a flag, and its path; `None`: there is none."""
@@ -73,11 +80,20 @@ def keep_apart(written: Iterable[Named], read: Iterable[Named] = ()) -> None:
         taken.append((named, file))
 
 
-def keep_what_is_no_file(written: Iterable[Named]) -> None:
-    """Raises `Problem` where a file that is renamed into its place would take that of a device, a pipe, a directory."""
+def require_replaceable(written: Iterable[Named]) -> None:
+    """Raises `Problem` where a file cannot be renamed into its place: where there is a device, a pipe or a directory,
+    and in a folder that is not there or lets nobody write."""
     for name, path in written:
         if path is None:
             continue
+        folder = Path(path).parent
+        if not folder.is_dir():
+            raise Problem(f"{name} {path}: cannot be written: there is no directory {folder}; make it, or name another")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise Problem(
+                f"{name} {path}: cannot be written: the directory {folder} must be one that can, since the file is "
+                "replaced there; let it be written, or name another"
+            )
         try:
             mode = Path(path).stat().st_mode
         except OSError:
@@ -119,3 +135,23 @@ def write(path: Path, content: bytes) -> None:
         path.write_bytes(content)
     except OSError as error:
         raise Problem(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_atomically(path: Path, content: bytes, mode: int) -> None:
+    """Replace the file at `path`, or leave the old one as it was. Raises OSError.
+
+    Args:
+        mode: of the new file, whatever that of the old one was: `READABLE` or `PRIVATE`.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise

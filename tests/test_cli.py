@@ -29,6 +29,7 @@ ENDPOINTS = ["--endpoints", "127.0.0.1:1"]
 FREE_PORTS = ["--host", "127.0.0.1", "--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0"]
 SERVE = ["serve", *ENDPOINTS, *FREE_PORTS]
 KUBE = ["serve", *FREE_PORTS]
+PREDICTOR = ["predictor", "serve"]
 
 
 @pytest.fixture(autouse=True)
@@ -332,11 +333,15 @@ def test_what_is_in_the_way_of_the_socket_is_one_line_and_stays(
     assert "--grpc-socket" in complaint(capsys, *SERVE, "--grpc-socket", str(tmp_path / "nowhere" / "epp.sock"))
 
 
-def test_a_ports_file_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "nowhere" / "ports.json"
-    said = complaint(capsys, *SERVE, "--ports-file", str(file))
-    assert "--ports-file" in said
-    assert str(file) in said
+@pytest.mark.parametrize("flag", ["--ports-file", "--model-file"])
+@pytest.mark.parametrize("command", [SERVE, PREDICTOR], ids=["picker", "predictor"])
+def test_a_file_in_a_folder_that_is_not_there_is_said_before_anything_is_served(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str], flag: str
+) -> None:
+    file = tmp_path / "nowhere" / "file"
+    not_ours = ["--host", "192.0.2.1"]  # ends the start, right after all that is looked at before it
+    said = complaint(capsys, *command, *not_ours, flag, str(file))
+    assert said == f"{flag} {file}: cannot be written: there is no directory {file.parent}; make it, or name another"
 
 
 @pytest.mark.parametrize(
@@ -350,19 +355,26 @@ def test_a_ports_file_that_cannot_be_written_is_one_line(capsys: pytest.CaptureF
         ("--config-file c.yaml", "--ports-file link/c.yaml"),
         ("--config-file c.yaml", "--model-file endpoints.yaml"),
         ("--cert-path .", "--model-file tls.key"),
+        ("--pool-name p", "--ports-file .kube/config"),
     ],
 )
 def test_no_file_is_written_over_another_or_over_what_is_read(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: str, other: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    pool = discovering(tmp_path, "endpoints: []") if "--config-file" in one else SERVE
+    pool = SERVE if "--config-file" not in one else discovering(tmp_path, "endpoints: []")
+    pool = KUBE if "--pool-name" in one else pool
     Path("link").symlink_to(".")
     pair = self_signed_now()
     Path("tls.crt").write_bytes(pair.certificate)
     Path("tls.key").write_bytes(pair.key)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind("left")
+    Path(".kube").mkdir()
+    Path(".kube/config").touch()
+    for variable in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     not_ours = ["--host", "192.0.2.1"]  # ends the start, right after all that is looked at before it
     said = complaint(capsys, *pool, *not_ours, *one.split(), *other.split())
@@ -399,7 +411,8 @@ def test_what_is_no_file_is_not_replaced_by_one(
     before = place.lstat()
     not_ours = ["--host", "192.0.2.1"]  # ends the start, right after all that is looked at before it
     assert f"{flag} {place}: " in complaint(capsys, *SERVE, *not_ours, flag, str(place))
-    assert place.lstat() == before
+    now = place.lstat()
+    assert (now.st_ino, now.st_mode) == (before.st_ino, before.st_mode)
     assert {path.name for path in tmp_path.iterdir()} <= {"x.jsonl", "pipe"}
 
 
@@ -423,8 +436,8 @@ def test_traces_of_workers_are_not_written_over_either(tmp_path: Path) -> None:
 
 def test_what_cannot_work_as_meant_is_said_in_the_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A host name, which Envoy will not follow; a model file, without a plugin that fills it."""
-    missing = str(tmp_path / "no" / "ports.json")  # ends the start, right after all that is said before serving
-    arguments = ["serve", *FREE_PORTS, "--endpoints", "localhost:1", "--model-file", "m", "--ports-file", missing]
+    not_ours = ["--host", "192.0.2.1"]  # ends the start, right after all that is said before serving
+    arguments = ["serve", *FREE_PORTS, "--endpoints", "localhost:1", "--model-file", str(tmp_path / "m"), *not_ours]
     assert main(arguments) == 2
     log = capsys.readouterr().err
     assert "localhost is a host name" in log

@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from epp.cli.flags import Parser
-from epp.files import keep_what_is_no_file
+from epp.files import PRIVATE, require_replaceable, write_atomically
 from epp.problem import Problem
 
 if TYPE_CHECKING:
@@ -89,13 +89,13 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    from epp.latency.persistence import dump, write_atomically
+    from epp.latency.persistence import dump
 
     file: Path = arguments.file
-    keep_what_is_no_file([("FILE", file)])
+    require_replaceable([("FILE", file)])
     state = _read(arguments.source)
     try:
-        write_atomically(file, dump(state))
+        write_atomically(file, dump(state), PRIVATE)
     except OSError as error:
         raise Problem(f"{file}: cannot be written: {error.strerror}") from error
     print(f"{file}: model version {state.model_version}, {len(state.rows)} samples")

@@ -7,11 +7,14 @@ go over aiohttp, since its own are synchronous.
 
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from epp.problem import Problem
+
+_DEFAULT_FILE = "~/.kube/config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def load_access(kubeconfig: str | None, environ: Mapping[str, str] = os.environ)
     from kubernetes.client import Configuration
 
     configuration = Configuration()
-    in_cluster = kubeconfig is None and not environ.get("KUBECONFIG") and environ.get("KUBERNETES_SERVICE_HOST")
+    in_cluster = _in_cluster(kubeconfig, environ)
     try:
         if in_cluster:
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
@@ -68,13 +71,34 @@ def load_access(kubeconfig: str | None, environ: Mapping[str, str] = os.environ)
             _configuration=configuration,
         )
     except (config.ConfigException, OSError, ssl.SSLError, ValueError, TypeError, KeyError) as error:
-        source = (
-            "the pod's service account" if in_cluster else kubeconfig or environ.get("KUBECONFIG") or "~/.kube/config"
-        )
+        source = "the pod's service account" if in_cluster else _named(kubeconfig, environ)[1]
         raise Problem(
             f"{source}: cannot be used to reach the API server: {' '.join(str(error).split())[:300]}; "
             "give --kubeconfig FILE, or run in a pod with a service account"
         ) from error
+
+
+def kubeconfig_files(kubeconfig: str | None, environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
+    """What `load_access` reads, whether it is there or not, and what the user calls it by. What a pod is given is not
+    among it: nobody can write there."""
+    if _in_cluster(kubeconfig, environ):
+        return
+    name, files = _named(kubeconfig, environ)
+    for file in files.split(os.pathsep):
+        if file:
+            yield name, Path(file).expanduser()
+
+
+def _in_cluster(kubeconfig: str | None, environ: Mapping[str, str]) -> bool:
+    return kubeconfig is None and not environ.get("KUBECONFIG") and bool(environ.get("KUBERNETES_SERVICE_HOST"))
+
+
+def _named(kubeconfig: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Who says which files, and which: several are joined as in `$PATH`."""
+    if kubeconfig is not None:
+        return "--kubeconfig", kubeconfig
+    by_environment = environ.get("KUBECONFIG")
+    return ("$KUBECONFIG", by_environment) if by_environment else ("the kubeconfig", _DEFAULT_FILE)
 
 
 def _proxy(configuration: Any) -> str | None:

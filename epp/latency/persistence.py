@@ -11,11 +11,8 @@ never to an exception and never to a wrong prediction. Nothing in the file is co
 import hashlib
 import io
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
@@ -121,20 +118,6 @@ def checked(read: Callable[[], PredictorState]) -> Loaded:
     except xgboost.core.XGBoostError:
         return Loaded(None, "the trees are not XGBoost's")
     return Loaded(state)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the file at `path`, or leave the old one as it was. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 def _parse(content: bytes) -> PredictorState:

@@ -15,8 +15,7 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from epp.files import keep_apart, keep_what_is_no_file
-from epp.latency.persistence import write_atomically
+from epp.files import READABLE, keep_apart, require_replaceable, write_atomically
 from epp.latency.predictor import Predictor
 from epp.observe import logs
 from epp.predictor.api import PredictorApi
@@ -80,10 +79,10 @@ class PredictorServer:
     """
 
     def __init__(self, options: PredictorServerOptions) -> None:
-        """Raises `Problem` where one file would be written over the other, or over what is none."""
+        """Raises `Problem` where one file would be written over the other, or where one cannot be written."""
         written = [("--model-file", options.model_file), ("--ports-file", options.ports_file)]
         keep_apart(written)
-        keep_what_is_no_file(written)
+        require_replaceable(written)
         self._options = options
         clock = time.monotonic
         outbox = Outbox()
@@ -144,7 +143,7 @@ class PredictorServer:
     def tell_ports(self, path: Path) -> None:
         """Raises `Problem`."""
         try:
-            write_atomically(path, json.dumps(self.ports).encode())
+            write_atomically(path, json.dumps(self.ports).encode(), READABLE)
         except OSError as error:
             raise Problem(f"{path}: cannot be written (--ports-file): {error.strerror}") from error
 

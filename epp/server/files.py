@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from epp.config.resolve import ResolvedConfig
-from epp.files import Named, keep_apart, keep_what_is_no_file
+from epp.files import Named, keep_apart, require_replaceable
+from epp.kube.access import kubeconfig_files
 from epp.observe.trace import path_of_worker
 from epp.observe.trace_file import rotated
 from epp.plugins.file_discovery import FileDiscovery
@@ -16,7 +17,7 @@ def keep_files_apart(options: ServeOptions, config: ResolvedConfig) -> None:
     """To be called before any is written. Raises `Problem`."""
     files = list(_written(options))
     keep_apart([("--grpc-socket", options.grpc_socket), *files], _read(options, config))
-    keep_what_is_no_file(files)
+    require_replaceable(files)
 
 
 def _written(options: ServeOptions) -> Iterator[Named]:
@@ -41,4 +42,4 @@ def _read(options: ServeOptions, config: ResolvedConfig) -> Iterator[Named]:
         for name in (CERTIFICATE_FILE, KEY_FILE):
             yield "--cert-path", Path(options.cert_path, name)
     if options.kube is not None:
-        yield "--kubeconfig", options.kube.kubeconfig
+        yield from kubeconfig_files(options.kube.kubeconfig)

@@ -2,15 +2,14 @@
 
 import asyncio
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from epp.director import Director
+from epp.files import READABLE, write_atomically
 from epp.observe.access_log import AccessLogMetrics
 from epp.observe.streams import StreamMetrics
 from epp.problem import Problem
@@ -114,11 +113,7 @@ def certificates(options: ServeOptions) -> CertificateSource | None:
 
 def write_ports(file: str, ports: Mapping[str, Any]) -> None:
     """In one step, so that nobody reads half of it. Raises `Problem`."""
-    temporary = f"{file}.{os.getpid()}"
     try:
-        Path(temporary).write_text(json.dumps(ports))
-        os.replace(temporary, file)
+        write_atomically(Path(file), json.dumps(ports).encode(), READABLE)
     except OSError as error:
-        with suppress(OSError):
-            os.unlink(temporary)
         raise Problem(f"{file}: cannot be written (--ports-file): {error.strerror}") from error

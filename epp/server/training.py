@@ -17,7 +17,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
 
-from epp.latency.persistence import dump, load, write_atomically
+from epp.files import PRIVATE, write_atomically
+from epp.latency.persistence import dump, load
 from epp.latency.predictor import Predictor
 from epp.latency.training import TrainedModel, TrainingJob, train
 
@@ -118,7 +119,7 @@ class Trainer:
         state = self._predictor.snapshot(now_s)
         path = self._model_file
         try:
-            await asyncio.to_thread(lambda: write_atomically(path, dump(state)))
+            await asyncio.to_thread(lambda: write_atomically(path, dump(state), PRIVATE))
         except OSError as error:
             logger.warning("%s: the model cannot be saved: %s", path, error.strerror)
 

@@ -6,13 +6,13 @@ and the parts by which the picker learns of the end of responses that it let go.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from epp.files import READABLE, write_atomically
 from epp.units import parse_duration_s
 from epp.wire.names import ACCESS_LOG
 
@@ -91,9 +91,7 @@ def render_bootstrap(
 def write_eds(path: Path, endpoints: Sequence[str]) -> None:
     """Replace, in one step, the file from which a cluster rendered with `eds_path` reads its members."""
     resource = {"@type": _EDS_FILE_TYPE, **_load_assignment("model_servers", endpoints)}
-    draft = path.with_name(f".{path.name}.new")
-    draft.write_text(json.dumps({"resources": [resource]}))
-    os.replace(draft, path)
+    write_atomically(path, json.dumps({"resources": [resource]}).encode(), READABLE)
 
 
 # --- the named parts ----------------------------------------------------------------------------------------------

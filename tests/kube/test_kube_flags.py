@@ -4,11 +4,13 @@ import argparse
 import io
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 import yaml
 
 from epp.cli.kube_flags import add_kube_flags, kube_options
+from epp.kube.access import kubeconfig_files
 from epp.kube.options import KubeOptions, LeaseTimings, PodsBySelector, PoolByName
 from epp.kube.permissions import When, permissions
 from epp.kube.rbac import main
@@ -117,3 +119,19 @@ def test_the_printed_roles_hold_every_permission_that_is_switched_on_and_no_othe
             if p.when in switched_on
             for verb in p.verbs
         }
+
+
+@pytest.mark.parametrize(
+    ("flag", "environ", "files"),
+    [
+        ("a:b", {"KUBECONFIG": "c"}, [("--kubeconfig", "a"), ("--kubeconfig", "b")]),
+        (None, {"KUBECONFIG": "c:", "KUBERNETES_SERVICE_HOST": "h"}, [("$KUBECONFIG", "c")]),
+        (None, {"KUBECONFIG": ""}, [("the kubeconfig", str(Path.home() / ".kube" / "config"))]),
+        (None, {"KUBERNETES_SERVICE_HOST": "h"}, []),
+    ],
+    ids=["flag", "environment", "default", "pod"],
+)
+def test_the_files_that_say_how_to_reach_the_api_server(
+    flag: str | None, environ: Mapping[str, str], files: list[tuple[str, str]]
+) -> None:
+    assert [(name, str(path)) for name, path in kubeconfig_files(flag, environ)] == files

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 from latency_world import World
 
 from epp.latency import persistence
-from epp.latency.persistence import dump, header_of, load, write_atomically
+from epp.latency.persistence import dump, header_of, load
 from epp.latency.predictor import Predictor, PredictorOptions
 from epp.latency.training import train
 from epp.latency.types import Target
@@ -99,15 +98,3 @@ def test_a_sound_checksum_over_nonsense_is_untrained(small_file: bytes) -> None:
         loaded = load(forged)
         assert loaded.state is None
         assert loaded.reason
-
-
-def test_the_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "latency.model"
-    write_atomically(path, b"one")
-    write_atomically(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert [p.name for p in tmp_path.iterdir()] == ["latency.model"]
-    (tmp_path / "directory").mkdir()
-    with pytest.raises(OSError, match="directory"):
-        write_atomically(tmp_path / "directory", b"three")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["directory", "latency.model"]
