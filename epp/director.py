@@ -155,6 +155,7 @@ class Director:
             return self._refuse(Refusal(decision, request.error_style, request), cycle, started_s)
         assignment = self._assign(arrival, cycle, decision)
         self._observer.request_routed(request, decision, cycle, assignment.dispatched_s - started_s)
+        cycle.explanations = None
         forget_text(assignment)
         return assignment
 

@@ -11,6 +11,7 @@ from envoy_messages import response_body, response_headers
 from picker_in_memory import ADDRESSES, IDLE, THREE_ADDRESSES, World
 from predicting_picker import predicting_world
 
+from epp.config.builtins import BUILT_INS
 from epp.director import Arrival, Assignment, DirectorOptions, Refusal
 from epp.endings import EndCause
 from epp.inference.request import Usage
@@ -170,6 +171,18 @@ def test_a_decision_can_be_read_afterwards() -> None:
     best = record["profiles"]["default"]["best"]
     assert {entry["endpoint"] for entry in best} == {world.id_of(address) for address in ADDRESSES}
     assert set(best[0]["scores"]) == {"queue-scorer", "kv-cache-utilization-scorer", "prefix-cache-scorer"}
+
+
+def test_why_a_server_costs_least_can_be_read_afterwards_and_is_not_kept_with_the_request() -> None:
+    world = World(BUILT_INS["headroom"].text)
+    assignment = routed(world, arrival(completion(), {"x-slo-ttft-ms": "200"}))
+    assert assignment.cycle.explanations is None
+    told = world.ring.render(world.clock.now_s)[0]["profiles"]["default"]
+    assert told["explained"]["latency-cost-scorer"]["ttft_target_ms"] == 200
+    for server in told["best"]:
+        explained = server["explained"]["latency-cost-scorer"]
+        assert explained["tpot_ms"] > 0
+        assert explained["uncached_tokens"] == pytest.approx(len(PROMPT) / 4, rel=0.05)
 
 
 # --- what it becomes ----------------------------------------------------------------------------------------------

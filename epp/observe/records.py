@@ -4,12 +4,14 @@ Recording keeps references and costs next to nothing; a record becomes plain val
 reference to a prompt is kept, so the ring neither shows one nor holds its memory.
 """
 
-import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from epp.inference.request import Api, Request
+from epp.observe.explanations import MAX_WHOLE_ROWS, Explanations, bounded, number, numbers
 from epp.pool.endpoint import Endpoint
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.decision import Decision, Denial, ProfileResult
@@ -58,6 +60,7 @@ class _Record(NamedTuple):
     primary: str | None = None
     profiles: Mapping[str, ProfileResult | None] | None = None
     denial: Denial | None = None
+    explanations: Explanations | None = None
 
 
 class DecisionRing:
@@ -77,6 +80,7 @@ class DecisionRing:
                 pool=decision.snapshot.endpoints,
                 primary=decision.primary,
                 profiles=decision.profiles,
+                explanations=_explanations(cycle, decision),
             )
         )
 
@@ -122,15 +126,17 @@ def _rendered(record: _Record, now_s: float) -> dict[str, Any]:
         out["endpoints"] = [{"id": endpoint.id, "address": endpoint.address} for endpoint in record.endpoints]
         out["primary"] = record.primary
         out["profiles"] = {
-            name: None if result is None else _rendered_profile(result, record.pool)
+            name: None if result is None else _rendered_profile(result, record.pool, record.explanations or {})
             for name, result in (record.profiles or {}).items()
         }
     return out
 
 
-def _rendered_profile(result: ProfileResult, pool: tuple[Endpoint, ...]) -> dict[str, Any]:
-    order = sorted(range(len(result.rows)), key=lambda i: _rank(float(result.totals[i])))
-    return {
+def _rendered_profile(result: ProfileResult, pool: tuple[Endpoint, ...], explanations: Explanations) -> dict[str, Any]:
+    places = _places_shown(result)
+    rows = result.rows[places].tolist()
+    of_all, of_each = numbers(explanations, result.profile, rows)
+    rendered: dict[str, Any] = {
         "filters": [
             {"plugin": step.plugin, "before": step.before, "after": step.after, "reason": step.reason}
             for step in result.steps
@@ -139,20 +145,36 @@ def _rendered_profile(result: ProfileResult, pool: tuple[Endpoint, ...]) -> dict
         "picked": [pool[row].id for row in result.picked],
         "best": [
             {
-                "endpoint": pool[int(result.rows[i])].id,
-                "total": _number(result.totals[i]),
-                "scores": {scorer: _number(scores[i]) for scorer, scores in result.scores.items()},
+                "endpoint": pool[row].id,
+                "total": number(result.totals[place]),
+                "scores": {scorer: number(scores[place]) for scorer, scores in result.scores.items()},
+                **({"explained": explained} if explained else {}),
             }
-            for i in order[:MAX_ROWS]
+            for place, row, explained in zip(places, rows, of_each, strict=True)
         ],
     }
+    if of_all:
+        rendered["explained"] = of_all
+    return rendered
 
 
-def _rank(total: float) -> float:
-    """Best first, what is not known last."""
-    return math.inf if math.isnan(total) else -total
+def _explanations(cycle: Cycle, decision: Decision) -> Explanations | None:
+    """What plugins explained, without what will not be shown of a large pool."""
+    explanations = cycle.explanations
+    if explanations is None or len(decision.snapshot) <= MAX_WHOLE_ROWS:
+        return explanations
+    results = [result for result in decision.profiles.values() if result is not None]
+    return bounded(explanations, {result.profile: result.rows[_places_shown(result)] for result in results})
 
 
-def _number(value: float) -> float | None:
-    """JSON knows no NaN and no infinity."""
-    return round(float(value), 6) if math.isfinite(value) else None
+def _places_shown(result: ProfileResult) -> list[int]:
+    """Places in `result.rows`: of the best, first of all; then of those that were picked and are not among them."""
+    behind = -result.totals  # NaN comes last
+    if len(behind) > MAX_ROWS:
+        places = np.sort(behind.argpartition(MAX_ROWS)[:MAX_ROWS])
+        places = places[behind[places].argsort(kind="stable")]
+    else:
+        places = behind.argsort(kind="stable")
+    best: list[int] = places.tolist()
+    picked = [int(result.rows.searchsorted(row)) for row in result.picked]
+    return best + [place for place in picked if place not in best]

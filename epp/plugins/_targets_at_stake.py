@@ -61,16 +61,44 @@ class Spreads(NamedTuple):
     tpot: float
 
 
+class Stakes(NamedTuple):
+    """The five things of the module's text, in targets. One value per candidate.
+
+    Attributes:
+        own: its own targets.
+        others: those who are there.
+        others_slack: what it uses up of theirs.
+        followers: those who will follow it.
+        meanwhile: those who come in the meantime.
+        own_slack: what is used up of its own.
+    """
+
+    own: FloatArray
+    others: FloatArray
+    others_slack: FloatArray
+    followers: FloatArray
+    meanwhile: FloatArray
+    own_slack: FloatArray
+
+    @property
+    def together(self) -> FloatArray:
+        """Above 0."""
+        own, others, others_slack, followers, meanwhile, own_slack = self
+        return own + others + others_slack + followers + meanwhile + own_slack + _LEAST_STAKE
+
+
 class Outlook(NamedTuple):
     """One value per candidate, but for the overload.
 
     Attributes:
         at_stake: in targets, above 0; see the module's text.
+        stakes: what that is the sum of.
         overload_ratio: of the pool, from 0 to 1; likewise.
         in_time: how likely the request keeps its TTFT target; 1 if there is none.
     """
 
     at_stake: FloatArray
+    stakes: Stakes
     overload_ratio: float
     in_time: FloatArray
 
@@ -103,15 +131,15 @@ def look_ahead(
     kept, follower_kept = in_time * paced, follower_in_time * paced
     followed = max(min(reuse_ratio / _FOLLOWED_RATIO, 1.0), 1.0 - overload_ratio)
     arrivals = arrivals_per_s * own_ms / 1e3
-    at_stake = (
-        (1.0 - kept)
-        + company.lost
-        + _SLACK_PRICE * company.used_up
-        + _FOLLOWED_PRICE * followed * (1.0 - follower_kept)
-        + arrivals * (_TIME_PRICE + _TIMELY_PRICE * overload_ratio * follower_kept)
-        + _SLACK_PRICE * kept * used_up
+    stakes = Stakes(
+        own=1.0 - kept,
+        others=company.lost,
+        others_slack=_SLACK_PRICE * company.used_up,
+        followers=_FOLLOWED_PRICE * followed * (1.0 - follower_kept),
+        meanwhile=arrivals * (_TIME_PRICE + _TIMELY_PRICE * overload_ratio * follower_kept),
+        own_slack=_SLACK_PRICE * kept * used_up,
     )
-    return Outlook(at_stake + _LEAST_STAKE, overload_ratio, in_time)
+    return Outlook(stakes.together, stakes, overload_ratio, in_time)
 
 
 def _overload_ratio(expected_ms: FloatArray, target_ms: float, between: tuple[float, float]) -> float:

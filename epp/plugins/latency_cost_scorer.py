@@ -26,7 +26,7 @@ from epp.latency.endpoint_laws import EndpointLaws
 from epp.latency.types import Target
 from epp.ledger import Outcome
 from epp.plugins._arrivals import Arrivals
-from epp.plugins._company import Pace, company_of
+from epp.plugins._company import Company, Pace, company_of
 from epp.plugins._latency_samples import measure
 from epp.plugins._odds import LEAST_TARGET_MS
 from epp.plugins._prefill import prefill_row
@@ -36,10 +36,10 @@ from epp.plugins._reuse import Reuse
 from epp.plugins._signals import fresh
 from epp.plugins._slo import Slo, slo_of
 from epp.plugins._slow_start import without_held_back, zero_for_others
-from epp.plugins._targets_at_stake import Prospect, Spreads, look_ahead
+from epp.plugins._targets_at_stake import Outlook, Prospect, Spreads, look_ahead
 from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
-from epp.scheduling.cycle import Cycle
+from epp.scheduling.cycle import Cycle, Explained
 from epp.scheduling.data import (
     DEFAULT_PROMPT,
     IN_FLIGHT_LOAD,
@@ -192,7 +192,9 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         wait_ms = base + backlog_ms + own_ms
         slo = priced.slo
         if not (slo.constrained and self._exponent > 0):
-            return _scored(wait_ms * priced.requests * tpot_ms)
+            cost = wait_ms * priced.requests * tpot_ms
+            cycle.explain(self.name, candidates, _factors(priced, wait_ms, there, tpot_ms, cost))
+            return _scored(cost)
         new_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
         pace = Pace(token_ms, more_ms, stall * backlog_ms, stall * own_ms, stall * per_token, there)
         in_flight = self._progress.in_flight(candidates.rows, candidates.everyone, now_s)
@@ -202,10 +204,13 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         arrivals_per_s = self._arrivals.per_s * priced.all_by_ours / len(candidates)
         outlook = look_ahead(slo, prospect, company, spreads, arrivals_per_s, self._reuse.ratio)
         priced.in_time = outlook.in_time
-        wait_ms = _priced_ms(slo.ttft_ms, wait_ms, late_counts=1.0 - outlook.overload_ratio)
+        priced_wait_ms = _priced_ms(slo.ttft_ms, wait_ms, late_counts=1.0 - outlook.overload_ratio)
         held_up = there + outlook.overload_ratio * (company.hopeful - there)
-        price = wait_ms * (held_up + 1.0) * _priced_ms(slo.tpot_ms, tpot_ms, late_counts=0.0)
-        return _scored(price * outlook.at_stake**self._exponent)
+        price = priced_wait_ms * (held_up + 1.0) * _priced_ms(slo.tpot_ms, tpot_ms, late_counts=0.0)
+        cost = price * outlook.at_stake**self._exponent
+        explained = _factors(priced, wait_ms, there, tpot_ms, cost) | _at_stake(slo, prospect, company, outlook)
+        cycle.explain(self.name, candidates, explained)
+        return _scored(cost)
 
     def _all_by_ours(self, load: InFlightLoad | None) -> float:
         """How many times as much all processes that pick do as this one, by what they have in flight. By chance few
@@ -325,6 +330,39 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
 def _prompt_tokens(cycle: Cycle) -> float:
     prompt = cycle.get(DEFAULT_PROMPT)
     return 0.0 if prompt is None else float(prompt.tokens)
+
+
+def _factors(
+    priced: _Priced, wait_ms: FloatArray, there: FloatArray, tpot_ms: FloatArray, cost: FloatArray
+) -> dict[str, Explained]:
+    """What docs/routing.md says can be seen of the cost."""
+    return {
+        "cost": cost,
+        "wait_ms": wait_ms,
+        "uncached_tokens": priced.uncached_tokens,
+        "prefill_ms": priced.own_ms,
+        "requests": there,
+        "tpot_ms": tpot_ms,
+    }
+
+
+def _at_stake(slo: Slo, prospect: Prospect, company: Company, outlook: Outlook) -> dict[str, Explained]:
+    """The same of a request with targets."""
+    stakes = outlook.stakes
+    return {
+        "queue_ms": prospect.queue_ms,
+        "hopeful_requests": company.hopeful,
+        "at_stake": outlook.at_stake,
+        "at_stake_own": stakes.own,
+        "at_stake_others": stakes.others,
+        "at_stake_followers": stakes.followers,
+        "at_stake_meanwhile": stakes.meanwhile,
+        "at_stake_own_slack": stakes.own_slack,
+        "at_stake_others_slack": stakes.others_slack,
+        "ttft_target_ms": slo.ttft_ms,
+        "tpot_target_ms": slo.tpot_ms,
+        "overload_ratio": outlook.overload_ratio,
+    }
 
 
 def _scored(cost: FloatArray) -> FloatArray:

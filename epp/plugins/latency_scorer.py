@@ -15,7 +15,7 @@ from epp.plugins._llm_d_latency_score import llm_d_scores
 from epp.plugins._signals import NEUTRAL, fresh, known_or_mean
 from epp.plugins._slow_start import without_held_back, zero_for_others
 from epp.scheduling.candidates import Candidates
-from epp.scheduling.cycle import Cycle
+from epp.scheduling.cycle import Cycle, Explained
 from epp.scheduling.data import (
     LATENCY_PREDICTION,
     PREFIX_MATCH,
@@ -101,6 +101,8 @@ class LatencyScorer(Scorer):
 
     def score(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
         prediction = cycle.get(self._key)
+        if prediction is not None:
+            cycle.explain(self.name, candidates, _predicted(prediction, candidates))
         if self._parameters.like_llm_d:
             if prediction is None or not prediction.known[candidates.rows].any():
                 return np.round(self._composite(cycle, candidates), 2)
@@ -163,6 +165,17 @@ class LatencyScorer(Scorer):
             ],
             [parameters.composite_kv_weight, parameters.composite_queue_weight, parameters.composite_prefix_weight],
         )
+
+
+def _predicted(prediction: LatencyPrediction, candidates: Candidates) -> dict[str, Explained]:
+    """What docs/prediction.md says can be seen of it."""
+    take = candidates.take
+    explained: dict[str, Explained] = {"ttft_ms": take(prediction.ttft_ms), "tpot_ms": take(prediction.tpot_ms)}
+    if prediction.ttft_constrained:
+        explained["ttft_headroom_ms"] = take(prediction.ttft_headroom_ms)
+    if prediction.tpot_constrained:
+        explained["tpot_headroom_ms"] = take(prediction.tpot_headroom_ms)
+    return explained
 
 
 def shortness(queue: FloatArray) -> FloatArray:

@@ -1,11 +1,13 @@
 """One request's way through the framework: what plugins may read of it, and where they leave what they found."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from epp.inference.request import Request
-from epp.scheduling.data import DataKey
+from epp.scheduling.candidates import Candidates
+from epp.scheduling.data import DataKey, FloatArray, IntArray
 
 T = TypeVar("T")
 
@@ -23,6 +25,22 @@ class Observation(NamedTuple):
     labels: tuple[tuple[str, str], ...] = ()
 
 
+Explained: TypeAlias = FloatArray | float | None
+"""One number per candidate, or one for all of them. NaN or `None`: not known."""
+
+
+class Explanation(NamedTuple):
+    """What a plugin went by, for the decision record.
+
+    Attributes:
+        rows: the candidates that it looked at, as snapshot rows, ascending.
+        values: by a name with its unit, e.g. `wait_ms`; what is per candidate in the order of `rows`.
+    """
+
+    rows: IntArray
+    values: Mapping[str, Explained]
+
+
 @dataclass(slots=True)
 class Cycle:
     """One request on its way. Created at receipt, dropped after its end.
@@ -38,6 +56,8 @@ class Cycle:
         notes: fallbacks taken and the like, for the decision record: plugin name to a short reason, or to what writes
             one as its text when somebody reads the record.
         observations: numbers for the metrics page; handed over when the decision is made, and at the end.
+        profile: name of the profile that runs, or ran last; empty before the first.
+        explanations: by profile and plugin name, see `explain`; `None`: there are none, or the decision is recorded.
     """
 
     request: Request
@@ -50,6 +70,8 @@ class Cycle:
     notes: dict[str, object] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
     received_s: float | None = None
+    profile: str = ""
+    explanations: dict[tuple[str, str], Explanation] | None = None
 
     @property
     def waited_ms(self) -> float:
@@ -63,3 +85,13 @@ class Cycle:
         """What a producer published under `key`; `None` when it did not run, failed, or had nothing to say."""
         value: T | None = self.data.get(key)
         return value
+
+    def explain(self, plugin_name: str, candidates: Candidates, values: Mapping[str, Explained]) -> None:
+        """For filters, scorers and pickers: show these values beside the scores, in the decision record.
+
+        Only references are kept, so give arrays that exist anyway, and do not write to them afterwards. Names of values
+        have their unit in them, e.g. `wait_ms`.
+        """
+        if self.explanations is None:
+            self.explanations = {}
+        self.explanations[self.profile, plugin_name] = Explanation(candidates.rows, values)

@@ -120,6 +120,7 @@ class _ProfileRun:
     def __call__(self, cycle: Cycle, candidates: Candidates) -> ProfileResult | None:
         """`None` when the filters left nobody over."""
         steps: tuple[FilterStep, ...] = ()
+        cycle.profile = self._name
         if self._filters:
             candidates, steps = self._filtered(cycle, candidates)
             if steps[-1].after == 0:

@@ -3,6 +3,8 @@
 import json
 import math
 import random
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 import orjson
@@ -11,6 +13,7 @@ from observed_world import SnapshotOf, endpoints
 from epp.inference.request import Prompt, Request
 from epp.observe.records import MAX_ROWS, DecisionRing
 from epp.pool.snapshot import EndpointSignals, Snapshot
+from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.decision import Decision, Denial, FilterStep, ProfileResult
 
@@ -23,7 +26,14 @@ def request(id: str = "stream-1") -> Request:
     )
 
 
-def record(ring: DecisionRing, snapshot: Snapshot, totals: list[float], picked: int, id: str = "stream-1") -> None:
+def record(
+    ring: DecisionRing,
+    snapshot: Snapshot,
+    totals: list[float],
+    picked: int,
+    id: str = "stream-1",
+    explain: Callable[[Cycle], None] = lambda cycle: None,
+) -> None:
     rows = np.arange(len(totals), dtype=np.intp)
     result = ProfileResult(
         profile="default",
@@ -35,6 +45,8 @@ def record(ring: DecisionRing, snapshot: Snapshot, totals: list[float], picked: 
     )
     decision = Decision(snapshot, (snapshot.endpoints[picked],), "default", {"default": result, "prefill": None})
     cycle = Cycle(request(id), now_s=10.0, rng=random.Random(1), notes={"predictor": "timed out"})
+    cycle.profile = "default"
+    explain(cycle)
     ring.request_routed(cycle.request, decision, cycle, 0.0001)
 
 
@@ -106,6 +118,51 @@ def test_a_thousand_endpoints_and_odd_numbers_give_capped_and_valid_json() -> No
     assert best[0] == {"endpoint": "ns/server-7", "total": None, "scores": {"queue": None}}
     assert best[1]["endpoint"] == "ns/server-999"
     assert len(text) < 4000
+
+
+def test_what_plugins_explain_stands_beside_the_scores(snapshot_of: SnapshotOf) -> None:
+    ring, pool = DecisionRing(), snapshot_of(*[EndpointSignals()] * 3)
+
+    def explain(cycle: Cycle) -> None:
+        everyone = Candidates.all_of(pool)
+        of_two = {"wait_ms": np.array([1.5, np.nan]), "too_short_ms": np.array([1.0]), "target_ms": 200.0, "none": None}
+        cycle.explain("cost", everyone.intersect([1, 2]), of_two)
+        cycle.explain("pace", everyone, {"tpot_ms": np.array([10.0, 20.0, 30.0])})
+        cycle.profile = "prefill"
+        cycle.explain("pace", everyone, {"tpot_ms": np.zeros(3)})
+
+    record(ring, pool, [0.1, 0.2, 0.3], picked=2, explain=explain)
+    told = ring.render(11.0)[0]["profiles"]["default"]
+    assert told["explained"] == {"cost": {"target_ms": 200.0, "none": None}}
+    assert [(entry["endpoint"], entry["explained"]) for entry in told["best"]] == [
+        ("ns/server-2", {"cost": {"wait_ms": None}, "pace": {"tpot_ms": 30.0}}),
+        ("ns/server-1", {"cost": {"wait_ms": 1.5}, "pace": {"tpot_ms": 20.0}}),
+        ("ns/server-0", {"pace": {"tpot_ms": 10.0}}),
+    ]
+
+
+def test_of_a_large_pool_only_what_is_shown_of_explanations_is_kept() -> None:
+    ring, pool = DecisionRing(), Snapshot.build(endpoints(300))
+    wait_ms = np.arange(298.0)
+    whole = weakref.ref(wait_ms)
+    given = {"wait_ms": wait_ms}
+    del wait_ms
+
+    def explain(cycle: Cycle) -> None:
+        everyone = Candidates.all_of(pool)
+        cycle.explain("cost", everyone.intersect(range(298)), given | {"wrong_ms": np.zeros(2)})
+        cycle.explain("few", everyone.intersect([299]), {"wait_ms": np.array([7.0])})
+
+    record(ring, pool, [0.001 * i for i in range(300)], picked=5, explain=explain)
+    given.clear()
+    assert whole() is None
+    best = ring.render(11.0)[0]["profiles"]["default"]["best"]
+    told = {entry["endpoint"]: entry.get("explained") for entry in best}
+    assert len(told) == MAX_ROWS + 1
+    assert told["ns/server-299"] == {"few": {"wait_ms": 7.0}}
+    assert told["ns/server-298"] is None
+    assert told["ns/server-290"] == {"cost": {"wait_ms": 290.0}}
+    assert told["ns/server-5"] == {"cost": {"wait_ms": 5.0}}  # none of the best, but picked
 
 
 def test_nothing_of_a_prompt_or_a_header_is_in_a_record(snapshot_of: SnapshotOf) -> None:

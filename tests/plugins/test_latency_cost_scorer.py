@@ -115,6 +115,43 @@ def test_new_and_failing_servers_wait_for_their_turn():
     assert scored(a_request(requests=(0, 9), held_back=[False, True], turn=1)) == [0, 1]
 
 
+def explained(cycle, **kwargs):
+    """What the scorer laid down, and its scores."""
+    scores = scored(cycle, **kwargs)
+    return cycle.explanations["", "latency-cost-scorer"], np.array(scores)
+
+
+def test_the_factors_of_the_cost_are_told():
+    (rows, told), scores = explained(a_request(requests=(5, 9), uncached=(100, 1000), prefill=(0, 4000)))
+    assert rows.tolist() == [0, 1]
+    assert told["cost"] == pytest.approx(told["wait_ms"] * (told["requests"] + 1) * told["tpot_ms"])
+    assert scores == pytest.approx(told["cost"].min() / told["cost"])
+    assert told["requests"].tolist() == [5, 9]
+    assert told["uncached_tokens"].tolist() == [100, 1000]
+    assert (told["prefill_ms"] < told["wait_ms"]).all()
+    assert "at_stake" not in told
+
+
+def test_the_targets_at_stake_are_told_by_whose_they_are():
+    (_, told), scores = explained(a_request(requests=(20, 2), prefill=(0, 9000), headers=TARGETS))
+    parts = [told[f"at_stake_{whose}"] for whose in ("own", "others", "followers", "meanwhile")]
+    slack = told["at_stake_own_slack"] + told["at_stake_others_slack"]
+    assert told["at_stake"] == pytest.approx(sum(parts) + slack, abs=1e-8)
+    assert scores == pytest.approx(told["cost"].min() / told["cost"])
+    assert told["queue_ms"][0] < 200 - told["prefill_ms"][0]
+    assert told["queue_ms"][1] > 150
+    assert told["at_stake_own"][1] > told["at_stake_own"][0]
+    assert told["hopeful_requests"] == pytest.approx([20, 2], rel=0.05)
+    assert (told["ttft_target_ms"], told["tpot_target_ms"]) == (200, 25)
+    assert 0 < told["overload_ratio"] <= 1
+
+
+def test_nothing_is_told_of_servers_that_are_held_back():
+    (rows, told), _ = explained(a_request(requests=(9, 0), held_back=[False, True]))
+    assert rows.tolist() == [0]
+    assert told["requests"].tolist() == [9]
+
+
 # --- targets --------------------------------------------------------------------------------------------------------
 
 

@@ -223,3 +223,16 @@ def test_picked_by_weight_the_best_of_ten_gets_most_and_equals_share_evenly():
 def test_what_it_reads_is_declared():
     named = {"latencyPredictionInfoProducerName": "a", "prefixMatchInfoProducerName": "b"}
     assert make("latency-scorer", named).consumes == (LATENCY_PREDICTION.by("a"), PREFIX_MATCH.by("b"))
+
+
+def test_predictions_are_told_with_the_headroom_of_each_target_there_is():
+    candidates = pool(size=3).intersect([0, 2])
+    cycle = cycle_with(predicted([100, 150, 200], [10, 15, 20], slo=(180, None)))
+    make("latency-scorer").score(cycle, candidates)
+    rows, told = cycle.explanations["", "latency-scorer"]
+    assert rows.tolist() == [0, 2]
+    assert {name: column.tolist() for name, column in told.items()} == {
+        "ttft_ms": [100, 200],
+        "tpot_ms": [10, 20],
+        "ttft_headroom_ms": [80, -20],
+    }

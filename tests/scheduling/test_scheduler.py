@@ -136,6 +136,25 @@ def test_a_failed_second_profile_is_none_and_the_primary_stands() -> None:
     assert decision.profiles["decode"] is not None
 
 
+def test_a_plugin_may_explain_each_profile() -> None:
+    def score(cycle: Any, candidates: Any) -> Any:
+        scores = candidates.rows / 10.0
+        cycle.explain("s", candidates, {"tenths": scores})
+        return scores
+
+    odd = filter_("odd", lambda candidates: candidates.where(candidates.rows % 2 == 1))
+    explaining = [(fake(roles.Scorer, "s", score=score), 1.0)]
+    profiles = [Profile("decode", [odd], explaining, best()), Profile("prefill", (), explaining, best())]
+    cycle = a_cycle()
+    assert cycle.explanations is None
+    decided(Scheduler(run_once("decode"), profiles), 4, cycle)
+    explained = {key: (rows.tolist(), values["tenths"].tolist()) for key, (rows, values) in cycle.explanations.items()}
+    assert explained == {
+        ("decode", "s"): ([1, 3], [0.1, 0.3]),
+        ("prefill", "s"): ([0, 1, 2, 3], [0.0, 0.1, 0.2, 0.3]),
+    }
+
+
 @pytest.mark.parametrize("primary", ["no-such-profile", None])
 def test_no_primary_is_a_429_with_a_reason(primary: str | None) -> None:
     handler = fake(roles.ProfileHandler, "h", pick_profiles=lambda *_: (), process_results=lambda *_: primary)
