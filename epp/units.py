@@ -27,6 +27,8 @@ def parse_duration_s(value: object) -> float:
     if not isinstance(value, str) or not _DURATION.fullmatch(value):
         raise ValueError("must be a duration such as 200ms, 5s or 1m30s")
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(value))
+    if not math.isfinite(seconds):
+        raise ValueError("must be a duration that is not beyond all numbers")
     return -seconds if value.startswith("-") else seconds
 
 

@@ -26,6 +26,11 @@ def test_what_is_no_duration_is_refused(value: object) -> None:
         parse_duration_s(value)
 
 
+def test_a_duration_is_finite() -> None:
+    with pytest.raises(ValueError, match="beyond all numbers"):
+        parse_duration_s(f"{'9' * 400}s")
+
+
 @pytest.mark.parametrize(
     ("value", "units"),
     [

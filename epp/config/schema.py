@@ -19,7 +19,7 @@ Quantity = Annotated[int, BeforeValidator(parse_quantity)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel, allow_inf_nan=False)
 
 
 class PluginReference(_Strict):

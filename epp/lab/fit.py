@@ -11,7 +11,8 @@ was measured: relative errors count. Constants below 0 are no constants, so they
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -89,10 +90,10 @@ def read_measurements(path: Path) -> list[Measurement]:
             return [
                 Measurement(
                     int(line["streams"]),
-                    float(line["prompt_tokens"]),
-                    float(line["output_tokens"]),
-                    _positive(line["ttft_ms"]),
-                    _positive(line["tpot_ms"]) if line["tpot_ms"] else None,
+                    _positive(line, "prompt_tokens"),
+                    _positive(line, "output_tokens"),
+                    _positive(line, "ttft_ms"),
+                    _positive(line, "tpot_ms") if line["tpot_ms"] else None,
                 )
                 for line in csv.DictReader(file)
             ]
@@ -113,8 +114,9 @@ def write_measurements(path: Path, measurements: Iterable[Measurement]) -> None:
         raise Problem(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0.0 < value < float("inf"):
-        raise ValueError(f"{text} ms is no time")
+def _positive(line: Mapping[str, str], name: str) -> float:
+    """Raises KeyError, TypeError, ValueError."""
+    value = float(line[name])
+    if not 0.0 < value < math.inf:
+        raise ValueError(f"{name} {line[name]} is not above 0 and finite")
     return value

@@ -30,18 +30,19 @@ from epp.scheduling.decision import Decision, Denial, ProfileResult
 
 
 class Parameters(BaseModel):
-    """Base of every plugin's parameters: camelCase in the file, unknown keys refused, no silent conversions.
+    """Base of every plugin's parameters: camelCase in the file, unknown keys refused, no silent conversions, numbers
+    finite.
 
     Who sets a field whose description starts with "Deprecated" or "Ignored" is told so.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel, allow_inf_nan=False)
 
 
 class IgnoredParameters(Parameters):
     """For plugins that take no parameters but, as in llm-d, tolerate any."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, alias_generator=to_camel)
+    model_config = ConfigDict(extra="ignore")
 
 
 class Stability(Enum):

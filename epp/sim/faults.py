@@ -24,7 +24,7 @@ class RequestFault(BaseModel):
         reset_after_tokens: reset the connection after so many tokens; 0 resets it before the first byte of an answer.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     hang: bool = False
     error_status: int | None = Field(default=None, ge=400, le=599)

@@ -8,6 +8,7 @@ header `x-sim-server`.
 import argparse
 import asyncio
 import json
+import math
 import random
 import signal
 import sys
@@ -187,6 +188,16 @@ One simulated model server: OpenAI's completions and chat API with streams, and 
 hardware that it plays. What it answers is noise. It prints its address as a line of JSON, and serves until Ctrl-C."""
 
 
+def _speed(text: str) -> float:
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = math.nan
+    if not 0.0 < speed < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return speed
+
+
 def main() -> int:
     """`python -m epp.sim.server`: exit code 2 when the port cannot be had."""
     engine, sim = EngineConfig(), SimConfig()
@@ -222,7 +233,7 @@ def main() -> int:
         help=f"KV cache, in blocks of {engine.block_tokens} tokens (default %(default)s)",
     )
     parser.add_argument(
-        "--speed", type=float, default=sim.speed, help="simulated seconds in a real one (default %(default)g)"
+        "--speed", type=_speed, default=sim.speed, help="simulated seconds in a real one (default %(default)g)"
     )
     parser.add_argument("--seed", type=int, default=sim.seed, help="of its noise and its words (default %(default)s)")
     args = parser.parse_args()

@@ -24,6 +24,8 @@ def problems(text: str, registry: Registry = REGISTRY) -> list[str]:
     return [line.removeprefix("f.yaml:") for line in str(caught.value).split("\n")]
 
 
+BEYOND_ALL = "0x" + "f" * 290  # which no double can hold, though the reader takes it for a number
+
 CASES = {
     "no envelope": (
         "apiVersion:\n",
@@ -146,6 +148,18 @@ CASES = {
     "out of range": (
         "plugins: [{type: approx-prefix-cache-producer, parameters: {blockSizeTokens: 0}}]",
         ["3: plugins[0].parameters.blockSizeTokens: must be greater than 0, not 0"],
+    ),
+    "parameter beyond all numbers": (
+        f"plugins: [{{type: latency-scorer, parameters: {{toleranceRatio: {BEYOND_ALL}}}}}]",
+        [f"3: plugins[0].parameters.toleranceRatio: must be a finite number, not {str(int(BEYOND_ALL, 16))[:57]}..."],
+    ),
+    "weight beyond all numbers": (
+        "plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer, "
+        f"weight: {BEYOND_ALL}}}]}}]",
+        [
+            "4: schedulingProfiles[0].plugins[0].weight: must be a finite number, not "
+            f"{str(int(BEYOND_ALL, 16))[:57]}..."
+        ],
     ),
     "neither one nor the other": (
         "plugins: [{type: approx-prefix-cache-producer, parameters: {either: 1.5}}]",

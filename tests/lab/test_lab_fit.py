@@ -91,3 +91,6 @@ def test_a_fit_needs_enough_and_the_right_file(tmp_path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(Problem, match="no measurements"):
         read_measurements(path)
+    write_measurements(path, [Measurement(1, float("inf"), 32, 30.0, 7.0)])
+    with pytest.raises(Problem, match="prompt_tokens inf is not above 0 and finite"):
+        read_measurements(path)

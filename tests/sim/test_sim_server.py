@@ -275,8 +275,9 @@ async def test_health_and_unknown_faults(http: aiohttp.ClientSession, server: Si
     await break_with(http, server, unhealthy=True)
     async with http.get(url(server, "/health")) as response:
         assert response.status == 503
-    async with http.post(url(server, "/sim/faults"), json={"hagn": True}) as response:
-        assert response.status == 400
+    for unknown in ({"hagn": True}, {"slow_factor": float("inf")}):
+        async with http.post(url(server, "/sim/faults"), json=unknown) as response:
+            assert response.status == 400
     async with http.get(url(server, "/sim/faults")) as response:
         assert (await response.json())["unhealthy"] is True
 
@@ -325,6 +326,7 @@ async def test_the_command_prints_its_port_and_stops_on_sigterm(
 
     running = await run("--port", "0", "--name", "one")
     taken = await run("--port", str(server.port))
+    too_fast = await run("--speed", "inf")
     line = json.loads(await asyncio.wait_for(running.stdout.readline(), 20))
     assert line["name"] == "one"
     async with http.get(f"http://{line['address']}/health") as response:
@@ -334,3 +336,6 @@ async def test_the_command_prints_its_port_and_stops_on_sigterm(
     _, errors = await asyncio.wait_for(taken.communicate(), 20)
     assert taken.returncode == 2
     assert errors.count(b"\n") == 1
+    _, errors = await asyncio.wait_for(too_fast.communicate(), 20)
+    assert too_fast.returncode == 2
+    assert b"'inf' is not a number above 0" in errors
