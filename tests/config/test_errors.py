@@ -150,8 +150,8 @@ CASES = {
         ["3: plugins[0].parameters.blockSizeTokens: must be greater than 0, not 0"],
     ),
     "parameter beyond all numbers": (
-        f"plugins: [{{type: latency-scorer, parameters: {{toleranceRatio: {BEYOND_ALL}}}}}]",
-        [f"3: plugins[0].parameters.toleranceRatio: must be a finite number, not {str(int(BEYOND_ALL, 16))[:57]}..."],
+        f"plugins: [{{type: approx-prefix-cache-producer, parameters: {{inner: {{threshold: {BEYOND_ALL}}}}}}}]",
+        [f"3: plugins[0].parameters.inner.threshold: must be a finite number, not {str(int(BEYOND_ALL, 16))[:57]}..."],
     ),
     "weight beyond all numbers": (
         "plugins: [{type: queue-scorer}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer, "
