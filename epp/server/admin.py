@@ -25,6 +25,8 @@ INDEX = """Headroom endpoint picker
 /debug/plugins/state  what each plugin keeps
 """
 BACKLOG = 128
+MOST_DIGITS = 9
+MOST_SHOWN = 40  # letters of what was asked wrongly
 NO_STATE = "plugin does not support state collection"
 DUMP_FAILED = "state collection failed"
 # Debug pages are for people: infinities become null, keys may be anything.
@@ -123,21 +125,49 @@ class AdminServer:
 
     async def _debug_state(self, request: web.Request) -> web.Response:
         """`decisions=N` shows the last N only, `id=X` those of the request with this x-request-id."""
+        asked = _asked(request, "decisions", "id")
+        wanted, most = asked.get("id"), _most(asked.get("decisions"))
         shown = dict(await self._pages.state())
-        wanted, most = request.query.get("id"), request.query.get("decisions", "")
         if wanted is not None:
             shown["decisions"] = [d for d in shown["decisions"] if (d["request"] or {}).get("x_request_id") == wanted]
-        if most.isdecimal():
-            shown["decisions"] = shown["decisions"][: int(most)]
+        shown["decisions"] = shown["decisions"][:most]
         return _json(shown)
 
     async def _debug_plugins(self, request: web.Request) -> web.Response:
+        _asked(request)
         return _json(
             {
                 "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
                 "plugins": await self._pages.plugins(),
             }
         )
+
+
+def _asked(request: web.Request, *known: str) -> dict[str, str]:
+    """The parameters of a debug page, which people write and mistype. Probes and scrapers, who may add some of their
+    own, are asked for none. Raises `HTTPBadRequest`."""
+    asked: dict[str, str] = {}
+    for name, value in request.query.items():
+        if name not in known:
+            there = f"there are {' and '.join(known)}" if known else "this page takes none"
+            raise web.HTTPBadRequest(text=f"{_shown(name)}: no such parameter; {there}\n")
+        if name in asked:
+            raise web.HTTPBadRequest(text=f"{name}: is given twice; give it once\n")
+        asked[name] = value
+    return asked
+
+
+def _most(text: str | None) -> int | None:
+    """How many decisions; `None`: all. Raises `HTTPBadRequest`."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
+        raise web.HTTPBadRequest(text=f"decisions: {_shown(text)} is not a whole number; write it as decisions=3\n")
+    return int(text)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…")
 
 
 def plugin_states(plugins: Sequence[Plugin]) -> dict[str, Any]:

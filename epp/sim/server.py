@@ -167,6 +167,8 @@ class SimServer:
         return await self._show_faults(request)
 
     async def _last_request(self, request: web.Request) -> web.Response:
+        if unknown := sorted(set(request.query) - {"marker"}):
+            return web.json_response({"error": f"{unknown[0]}: no such parameter; there is marker"}, status=400)
         recorded = self.recorder.find(request.query.get("marker"))
         if recorded is None:
             return web.json_response({"error": "no such request"}, status=404)

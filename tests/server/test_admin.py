@@ -123,7 +123,8 @@ async def test_debug_state_is_valid_json_whatever_the_numbers(http: aiohttp.Clie
         ("", ["c", "b", "a", None]),
         ("?decisions=2", ["c", "b"]),
         ("?decisions=0", []),
-        ("?decisions=-1", ["c", "b", "a", None]),
+        ("?decisions=9", ["c", "b", "a", None]),
+        ("?decisions=1&id=b", ["b"]),
         ("?id=b", ["b"]),
         ("?id=nobody", []),
     ],
@@ -134,6 +135,32 @@ async def test_debug_state_can_be_asked_for_few_decisions_or_one(
     async with http.get(f"/debug/state{query}") as response:
         decisions = (await response.json())["decisions"]
     assert [(d["request"] or {"x_request_id": None})["x_request_id"] for d in decisions] == ids
+
+
+@pytest.mark.parametrize(
+    ("page", "says"),
+    [
+        ("state?decisions=x", "decisions: 'x' is not a whole number; write it as decisions=3"),
+        ("state?decisions=-1", "decisions: '-1' is not a whole number; write it as decisions=3"),
+        ("state?decisions=", "decisions: '' is not a whole number; write it as decisions=3"),
+        (f"state?decisions={'9' * 5000}", f"decisions: '{'9' * 40}…' is not a whole number; write it as decisions=3"),
+        ("state?decision=3", "'decision': no such parameter; there are decisions and id"),
+        ("state?id=a&id=b", "id: is given twice; give it once"),
+        ("plugins/state?decisions=3", "'decisions': no such parameter; this page takes none"),
+    ],
+    ids=["word", "below 0", "empty", "endless", "misspelt", "twice", "none taken"],
+)
+async def test_a_debug_page_that_is_asked_wrongly_says_how_to(
+    http: aiohttp.ClientSession, page: str, says: str
+) -> None:
+    async with http.get(f"/debug/{page}") as response:
+        assert (response.status, await response.text()) == (400, f"{says}\n")
+
+
+async def test_scrapers_and_probes_may_add_parameters_of_their_own(http: aiohttp.ClientSession) -> None:
+    for page in ("/metrics", "/healthz", "/readyz"):
+        async with http.get(f"{page}?cluster=a") as response:
+            assert response.status == 200
 
 
 async def test_plugin_state_has_the_shape_that_tools_for_llm_d_read(http: aiohttp.ClientSession) -> None:

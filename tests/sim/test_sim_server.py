@@ -128,6 +128,9 @@ async def test_gzip_bodies_are_read_and_recorded_as_sent(http: aiohttp.ClientSes
     assert ["X-Odd", "a,  b"] in recorded["headers"]
     async with http.get(url(server, "/sim/last_request")) as response:
         assert json.loads(base64.b64decode((await response.json())["body_base64"])) == COMPLETION
+    async with http.get(url(server, "/sim/last_request?maker=m-1")) as response:
+        assert response.status == 400
+        assert await response.json() == {"error": "maker: no such parameter; there is marker"}
     async with http.get(url(server, "/sim/last_request?marker=other")) as response:
         assert response.status == 404
 
