@@ -12,7 +12,7 @@ from epp.lab.comparison import Row
 from epp.lab.oracle import NAME as ORACLE
 from epp.lab.pools import parse_pool
 from epp.lab.runs import policy_of
-from epp.lab.sweep import RATIOS, Goodput
+from epp.lab.sweep import MOST_LOAD, RATIOS, Goodput
 from epp.lab.verdict import OURS, verdict
 
 EASY_LOAD = 0.5
@@ -81,18 +81,28 @@ def judged_goodputs(goodputs: Sequence[Goodput]) -> list[Judged]:
             where, at = f"{workload} on {pool}", f"{ratio:.0%}"
             rivals = {p: g.loads_by_seed[ratio] for p, g in by_policy.items() if p != ORACLE}
             if (one := verdict(rivals)) is not None:
-                found.append(Judged("goodput: best or tied", where, at, one.kept, one.words(".3f")))
+                bounds = by_policy[OURS].is_at_least(ratio), by_policy[one.rival].is_at_least(ratio)
+                words = _one_bounded(one.words(".3f"), *bounds)
+                found.append(Judged("goodput: best or tied", where, at, one.kept, words))
             loads = {p: g.load_by_ratio[ratio] for p, g in by_policy.items()}
             if ORACLE in loads:
                 kind = f"goodput: at least {ORACLE_SHARE:.0%} of the oracle's"
                 met, words = _by_share(loads[OURS], loads[ORACLE])
+                words = _one_bounded(words, by_policy[OURS].is_at_least(ratio), by_policy[ORACLE].is_at_least(ratio))
                 found.append(Judged(kind, where, at, met, words))
             if _is_mixed(pool) and (blind := _blind(loads)):
                 rival = max(blind, key=lambda policy: blind[policy])
                 kind = f"mixed hardware: {MIXED_TIMES:g} times the goodput of who does not know it"
                 met, words = _by_times(loads[OURS], blind[rival], rival)
+                words = _one_bounded(words, by_policy[OURS].is_at_least(ratio), by_policy[rival].is_at_least(ratio))
                 found.append(Judged(kind, where, at, met, words))
     return found
+
+
+def _one_bounded(words: str, mine: bool, its: bool) -> str:
+    """What words on two loads say, if one of them, or each, is only the least that it may be."""
+    who = {(True, True): "both", (True, False): OURS, (False, True): "the other"}.get((mine, its))
+    return words if who is None else f"{words}; {who} may carry more than the {MOST_LOAD:g} that is tried"
 
 
 def _by_share(mine: float, its: float) -> tuple[bool, str]:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from epp.lab.comparison import Row
 from epp.lab.result import CURVE_RATIOS, Result
 from epp.lab.sweep import RATIOS, Goodput
-from epp.lab.text_report import GOODPUT_IS, Cells, figure_cells, goodput_cells, predicted_cells, title
+from epp.lab.text_report import (
+    AT_LEAST_IS,
+    GOODPUT_IS,
+    Cells,
+    figure_cells,
+    goodput_cells,
+    load_cell,
+    predicted_cells,
+    title,
+)
 from epp.lab.yardsticks import mean_of_known
 from epp.problem import Problem
 
@@ -71,7 +80,7 @@ def html_sweep(goodputs: Sequence[Goodput]) -> str:
         pairs.setdefault((goodput.workload, goodput.pool), []).append(goodput)
     return _page(
         "Goodput: the highest load at which so many requests keep both targets, by halving; in brackets in requests "
-        "per second. Own knee: what the policy answers when more comes than it can do, likewise. The lines go through "
+        f"per second. {AT_LEAST_IS}. Own knee: what the policy answers when more comes than it can do, likewise. The lines go through "
         "all loads that were measured with all seeds on the way there.",
         lambda: (_goodput(group) for group in pairs.values()),
     )
@@ -110,9 +119,7 @@ def _goodput(group: Sequence[Goodput]) -> str:
             axes[0].axhline(ratio, color="#bbb", linewidth=0.8)
 
     def cell(g: Goodput, ratio: float) -> str:
-        spread = g.spread_by_ratio[ratio]
-        load = f"{g.load_by_ratio[ratio]:.3f}" + (f" ±{spread:.3f}" if spread else "")
-        return f"{load} ({g.rate_rps(ratio):.3g})"
+        return f"{load_cell(g, ratio)} ({g.rate_rps(ratio):.3g})"
 
     def own_knee(g: Goodput) -> str:
         return f"{g.own_knee:.2f} ({g.own_knee_rps:.3g})"

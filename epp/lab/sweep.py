@@ -25,7 +25,10 @@ from epp.lab.workloads.workload import run_s_at
 
 RATIOS = (0.9, 0.99)
 GRID = 0.025  # of the knee
-MOST_STEPS = 60  # 1.5 of the knee
+MOST_STEPS = 60
+MOST_LOAD = MOST_STEPS * GRID
+"""1.5 of the knee: whoever keeps a ratio there may carry more, which is not tried."""
+
 _MOST_HALVINGS = MOST_STEPS.bit_length()  # of one ratio; all ratios begin with the same one
 MOST_RUNS = 1 + len(RATIOS) * (_MOST_HALVINGS - 1)
 """Of one sweep, for each seed, to find the goodputs. One more is for the own knee."""
@@ -39,7 +42,7 @@ class Goodput:
         knee_rps: of workload and pool.
         own_knee_rps: what the policy answers per second in the second half of a run at 1.5 of that, of the first seed.
         load_by_ratio: for each ratio of requests that keep their targets, the highest load that does, as a share of the
-            knee; 0 if the lowest that was tried does not.
+            knee; 0 if the lowest that was tried does not. `MOST_LOAD` is only the least that it may be.
         loads_by_seed: the same of each seed alone, by what was measured on the way to that of all.
         attainment_by_load: what was measured on the way, where it was with all seeds.
         failing_plugins: types of plugins that raised in some run; there should be none.
@@ -65,12 +68,16 @@ class Goodput:
         """As a share of the knee."""
         return self.own_knee_rps / self.knee_rps
 
+    def is_at_least(self, ratio: float) -> bool:
+        """Whether the highest load that is tried keeps it, so that the policy may carry more."""
+        return self.load_by_ratio[ratio] >= MOST_LOAD
+
     def rate_rps(self, ratio: float) -> float:
         return self.load_by_ratio[ratio] * self.knee_rps
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON. Where `at_least_by_ratio` says so, the load is only the least that it may be."""
+        return {**asdict(self), "at_least_by_ratio": {ratio: self.is_at_least(ratio) for ratio in self.load_by_ratio}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +179,7 @@ def _sweep_one(task: _Task, progress: Progress) -> Generator[RunSpec, _Ran, Good
     overloaded = yield measured.overload()  # the dearest first: who asks for too much is told so at once
     if overloaded.attainment is None:
         raise NothingToMeasure(
-            f"{task.like.workload}: nothing to measure arrives even at {MOST_STEPS * GRID:g} of the knee; "
+            f"{task.like.workload}: nothing to measure arrives even at {MOST_LOAD:g} of the knee; "
             "say a longer --duration"
         )
     failing = set(overloaded.failing_plugins)

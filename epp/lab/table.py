@@ -8,7 +8,7 @@ from epp.lab.goals import EASY_LOAD, Judged, judged_goodputs, judged_rows
 from epp.lab.oracle import NAME as ORACLE
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.sweep import RATIOS, Goodput
-from epp.lab.text_report import grid, shown
+from epp.lab.text_report import AT_LEAST_IS, grid, load_cell, shown
 from epp.lab.workloads.catalogue import WORKLOADS
 
 POOL = "h100x4"
@@ -108,11 +108,14 @@ def goodput_table(goodputs: Iterable[Goodput], markdown: bool) -> str:
     for ratio in RATIOS:
         body = []
         for policy, by_pair in by_policy.items():
-            loads = [by_pair[pair].load_by_ratio[ratio] for pair in pairs]
-            spreads = [by_pair[pair].spread_by_ratio[ratio] for pair in pairs]
-            cells = [f"{a:.3f}" + (f" ±{b:.3f}" if b else "") for a, b in zip(loads, spreads, strict=True)]
-            body.append([policy, *cells, f"{fmean(loads):.3f}"])
-        tables.append(f"Goodput at {ratio:.0%}: load, as a share of the knee\n\n{grid(head, [*body, knees], markdown)}")
+            found = [by_pair[pair] for pair in pairs]
+            bound = "≥ " if any(g.is_at_least(ratio) for g in found) else ""
+            mean = f"{bound}{fmean(g.load_by_ratio[ratio] for g in found):.3f}"
+            body.append([policy, *(load_cell(g, ratio) for g in found), mean])
+        note = f" ({AT_LEAST_IS})" if any(g.is_at_least(ratio) for g in goodputs) else ""
+        tables.append(
+            f"Goodput at {ratio:.0%}: load, as a share of the knee{note}\n\n{grid(head, [*body, knees], markdown)}"
+        )
     body = []
     for policy, by_pair in by_policy.items():
         shares = [by_pair[pair].own_knee for pair in pairs]

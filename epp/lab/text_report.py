@@ -7,7 +7,7 @@ were served. Of several loads also the goodput, as far as these tell it.
 from collections.abc import Iterable, Mapping, Sequence
 
 from epp.lab.comparison import Row
-from epp.lab.sweep import RATIOS
+from epp.lab.sweep import MOST_LOAD, RATIOS, Goodput
 
 Columns = Sequence[tuple[str, str, str]]
 """Head, figure, how it is written."""
@@ -85,6 +85,16 @@ GOODPUT_IS = (
 )
 
 
+AT_LEAST_IS = f"≥: also at {MOST_LOAD:g}, the highest load that is tried, so it may carry more"
+
+
+def load_cell(goodput: Goodput, ratio: float) -> str:
+    """The load of a sweep, and its spread over the seeds."""
+    spread = goodput.spread_by_ratio[ratio]
+    bound = "≥ " if goodput.is_at_least(ratio) else ""
+    return f"{bound}{goodput.load_by_ratio[ratio]:.3f}" + (f" ±{spread:.3f}" if spread else "")
+
+
 def goodput_cells(rows: Sequence[Row]) -> Cells | None:
     """Of one workload and pool; `None`: a single load says nothing of it."""
     by_policy: dict[str, dict[float, float]] = {}
@@ -101,10 +111,10 @@ def _carried(attainment_by_load: Mapping[float, float], ratio: float) -> str:
     points = sorted(attainment_by_load.items())
     kept = [number for number, (_, attained) in enumerate(points) if attained >= ratio]
     if not kept:
-        return f"<{points[0][0]:g}"
+        return f"< {points[0][0]:g}"
     low, above = points[kept[-1]]
     if kept[-1] == len(points) - 1:
-        return f"≥{low:g}"
+        return f"≥ {low:g}"
     high, below = points[kept[-1] + 1]
     return f"{low + (high - low) * (above - ratio) / (above - below):.2f}"
 

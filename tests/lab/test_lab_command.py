@@ -118,9 +118,9 @@ def test_goodput_between_the_loads_that_were_run() -> None:
         ["policy", "at 90%", "at 99%"],
         [
             ["falls", "0.90", "0.56"],
-            ["comes back", "0.90", "<0.5"],
-            ["never", "<0.5", "<0.5"],
-            ["always", "≥1.2", "≥1.2"],
+            ["comes back", "0.90", "< 0.5"],
+            ["never", "< 0.5", "< 0.5"],
+            ["always", "≥ 1.2", "≥ 1.2"],
         ],
     )
     assert goodput_cells(rows[:1]) is None

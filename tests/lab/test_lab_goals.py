@@ -109,6 +109,27 @@ def test_on_mixed_hardware_goodput_is_held_to_who_does_not_know_it() -> None:
     assert {one.kind for one in alike} == {"goodput: best or tied"}
 
 
+def test_who_keeps_the_highest_load_that_is_tried_may_carry_more_and_all_say_so() -> None:
+    found = [goodput("ours", (1.5, 1.4)), goodput("lmetric", (1.4, 1.2)), goodput("oracle", (1.5, 1.5))]
+    _, at_90, _, at_99, *_ = goodput_table(found, markdown=True).split("\n\n")
+    assert [line.split(" | ")[1:] for line in at_90.splitlines()[2:]] == [
+        ["≥ 1.500", "≥ 1.500 |"],
+        ["1.400", "1.400 |"],
+        ["≥ 1.500", "≥ 1.500 |"],
+        ["60", " |"],
+    ]
+    assert "| ours | 1.400 | 1.400 |" in at_99
+    assert "≥: also at 1.5, the highest load that is tried" in goodput_table(found, markdown=False)
+    assert "≥" not in goodput_table([goodput("ours", (1.4, 1.4))], markdown=False)
+    assert found[0].plain()["at_least_by_ratio"] == {0.9: True, 0.99: False}
+    assert [one.words for one in judged_goodputs(found)] == [
+        "best, lmetric is 0.100 behind; ours may carry more than the 1.5 that is tried",
+        "100%, 1.500 of 1.500; both may carry more than the 1.5 that is tried",
+        "best, lmetric is 0.200 behind",
+        "93%, 1.400 of 1.500; the other may carry more than the 1.5 that is tried",
+    ]
+
+
 def test_a_sweep_tallies_all_of_them() -> None:
     swept = [goodput(p, (load, 0.0), MIXED) for p, load in (("ours", 0.8), ("lmetric", 0.7), ("oracle", 0.81))]
     tables = goodput_table(swept, markdown=True).split("\n\n")
