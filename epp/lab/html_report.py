@@ -80,8 +80,8 @@ def html_sweep(goodputs: Sequence[Goodput]) -> str:
         pairs.setdefault((goodput.workload, goodput.pool), []).append(goodput)
     return _page(
         "Goodput: the highest load at which so many requests keep both targets, by halving; in brackets in requests "
-        f"per second. {AT_LEAST_IS}. Own knee: what the policy answers when more comes than it can do, likewise. The lines go through "
-        "all loads that were measured with all seeds on the way there.",
+        f"per second. {AT_LEAST_IS}. Own knee: what the policy answers when more comes than it can do, likewise. The "
+        "lines go through all loads that were measured with all seeds on the way there.",
         lambda: (_goodput(group) for group in pairs.values()),
     )
 
