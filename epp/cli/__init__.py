@@ -62,7 +62,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         arguments, unknown = _parser().parse_known_args(argv)
         if unknown:
-            raise Problem(f"epp {arguments.command}: unknown: {' '.join(unknown)} (see epp {arguments.command} --help)")
+            raise Problem(f"{arguments.prog}: unknown: {' '.join(unknown)} (see {arguments.prog} --help)")
         run: Callable[[argparse.Namespace], int] = arguments.run
         return run(arguments)
     except Problem as problem:

@@ -15,6 +15,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
         super().__init__(*args, **kwargs)
+        self.set_defaults(prog=self.prog)  # of a command in a command, its own: it is read last
 
     def error(self, message: str) -> Any:
         raise Problem(f"{self.prog}: {message} (see {self.prog} --help)")

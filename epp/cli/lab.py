@@ -17,6 +17,7 @@ from epp.cli.lab_flags import (
     print_trace,
     rates_of,
     scene_of,
+    warn_of_trace,
     write_out,
 )
 from epp.cli.lab_values import above_zero, loads, names, seeds, utf8
@@ -103,6 +104,7 @@ def _run(arguments: argparse.Namespace) -> int:
     print_trace(arguments)
     knees, wanted = rates_of(arguments, pair, arguments.load)
     specs = specs_of([pair], policies, wanted, arguments.seeds, knees, like)
+    warn_of_trace(arguments, [spec.rate_rps for spec in specs])
     rows = compare(specs, knees if arguments.rate is None else {}, jobs_of(arguments))
     write_out(rows, arguments)
     return 0
@@ -139,7 +141,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
     pairs = list(every_pair) if arguments.workload == "all" else [scene_of(arguments)]
     policies, like, jobs = policies_of(arguments), like_of(arguments), jobs_of(arguments)
     print_trace(arguments)
-    goodputs = sweep(pairs, policies, arguments.seeds, knees_of(pairs, jobs), like, jobs, arguments.scale)
+    knees = knees_of(pairs, jobs)
+    warn_of_trace(arguments, list(knees.values()))
+    goodputs = sweep(pairs, policies, arguments.seeds, knees, like, jobs, arguments.scale)
     print(goodput_table(goodputs, arguments.markdown))
     print_failures((g.policy, g.failing_plugins) for g in goodputs)
     if arguments.json is not None:
@@ -232,7 +236,9 @@ def _faults(arguments: argparse.Namespace) -> int:
     pair, policies, like = scene_of(arguments), policies_of(arguments), like_of(arguments)
     print_trace(arguments)
     knees, wanted = rates_of(arguments, pair, [arguments.load])
-    found = run_scenes(specs_of([pair], policies, wanted, arguments.seeds, knees, like), jobs_of(arguments))
+    specs = specs_of([pair], policies, wanted, arguments.seeds, knees, like)
+    warn_of_trace(arguments, [spec.rate_rps for spec in specs])
+    found = run_scenes(specs, jobs_of(arguments))
     print(faults_table(found, arguments.markdown))
     print_failures((row.policy, r.plugin_failures) for _, rows in found for row in rows for r in row.results)
     if arguments.json is not None:

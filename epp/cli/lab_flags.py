@@ -1,6 +1,7 @@
 """Flags that the commands of `epp lab` share, and what becomes of them."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,17 @@ def print_trace(arguments: argparse.Namespace) -> None:
 
     if arguments.trace is not None:
         print(f"{workload_of(scene_of(arguments)[0]).about}\n", flush=True)
+
+
+def warn_of_trace(arguments: argparse.Namespace, rates_rps: "Sequence[float]") -> None:
+    """On standard error, what makes the figures of a recorded trace doubtful at these rates."""
+    from epp.lab.runs import workload_of
+    from epp.lab.workloads.doubts import doubts
+    from epp.lab.workloads.traces import Trace
+
+    if arguments.trace is not None and isinstance(trace := workload_of(scene_of(arguments)[0]), Trace):
+        for doubt in doubts(trace, rates_rps):
+            print(f"warning: {arguments.trace}: {doubt}", file=sys.stderr, flush=True)
 
 
 def policies_of(arguments: argparse.Namespace) -> list[str]:

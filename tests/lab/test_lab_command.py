@@ -133,7 +133,10 @@ def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
     trace.write_text("\n".join(map(json.dumps, rows)))
     flags = ["--trace", str(trace), "--pool", "h100x2", "--policies", "least-requests", "--config", str(config)]
     assert main(["lab", "run", *flags, "--rate", "25", "--duration", "8s", "--jobs", "1"]) == 0
-    says, *_, theirs, mine = capsys.readouterr().out.rstrip().splitlines()
+    printed = capsys.readouterr()
+    assert f"warning: {trace}: at 25 rps its 200 requests are over in 8 s; in less than 60 s" in printed.err
+    assert "record 1,500 or more" in printed.err
+    says, *_, theirs, mine = printed.out.rstrip().splitlines()
     assert says == f"{trace}: 200 requests in 7.96 s, 25.1 rps as recorded"
     assert mine.startswith(str(config))
     assert theirs.split()[1:] == mine.split()[1:]  # the same configuration, so the same figures

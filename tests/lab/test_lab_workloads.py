@@ -2,14 +2,16 @@
 
 import json
 import random
-from itertools import islice, pairwise
+from collections.abc import Iterable
+from itertools import accumulate, islice, pairwise
 from statistics import fmean, median, pstdev
 
 import pytest
 
 from epp.lab.prompts import BlockHashes, Segment, tokens_of
 from epp.lab.workloads.catalogue import WORKLOADS
-from epp.lab.workloads.traces import read_trace
+from epp.lab.workloads.doubts import doubts
+from epp.lab.workloads.traces import Trace, TraceRow, read_trace
 from epp.lab.workloads.workload import Clients, Targets, schedule
 from epp.problem import Problem
 
@@ -197,3 +199,24 @@ def test_a_trace_says_at_which_rate_it_was_recorded(tmp_path) -> None:
     path.write_text(_HEAD + "2023-11-16 18:15:00,1,1\n")
     with pytest.raises(Problem, match=r"t\.csv: 1 request, all at one time, so there is no rate to scale"):
         next(iter(read_trace(path).requests(1.0, random.Random(1))))
+
+
+def recorded(times_s: Iterable[float]) -> Trace:
+    return Trace("t", "t", tuple(TraceRow(at_s, (Segment(n, 100),), 10) for n, at_s in enumerate(times_s)))
+
+
+def test_a_trace_that_is_soon_over_or_has_pauses_is_doubted_with_the_fix() -> None:
+    rng = random.Random(1)
+    steady = list(accumulate(rng.expovariate(2.0) for _ in range(1800)))
+    bursts = [request.at_s for request in take("azure-code", 3000, 2.0)]
+    few = list(accumulate(rng.expovariate(2.0) for _ in range(60)))
+    for fine, rate_rps in ((steady, 30.0), (bursts, 2.0), (few, 1.0), ([0.0, 1000.0], 0.01), ([0.0] * 60, 1.0)):
+        assert doubts(recorded(fine), [rate_rps / 2, rate_rps]) == []
+    (short,) = doubts(recorded(steady), [1.0, 60.0])
+    assert short.startswith("at 60 rps its 1,800 requests are over in 30 s; in less than 60 s queues have no time")
+    assert "record 3,600 or more" in short
+    (paused,) = doubts(recorded([*steady, *(steady[-1] + 300.0 + at_s for at_s in steady)]), [2.0])
+    assert paused.startswith(
+        "for 14% of the time nothing comes (1 of its gaps are 10% of it or more, the longest 300 s"
+    )
+    assert "record anew" in paused
