@@ -1,19 +1,20 @@
 """What plugins explain of the candidates, for the decision record: how much of it is kept, and how it is shown.
 
-It is a dozen numbers for each candidate. They are kept as they came, by reference, unless the pool is large: then only
-those of the candidates that will be shown. So a record stays small, and what a decision used is free for the next.
-A column that has not one number per candidate is a mistake in its plugin, and left out.
+It is a dozen numbers for each candidate, kept as they came, by reference: of all recorded decisions in pools of up to
+128 endpoints, in larger ones of fewer, the newest. To cut each down to what will be shown would cost each decision more
+than is gained. A column that has not one number per candidate is a mistake in its plugin, and not shown.
 """
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from epp.scheduling.cycle import Explained, Explanation
-from epp.scheduling.data import FloatArray, IntArray
+from epp.scheduling.cycle import Explanation
+from epp.scheduling.data import FloatArray
 
-MAX_WHOLE_ROWS = 64  # kept as they came: half a KB per column
+MAX_ROWS_KEPT = 128 * 256  # at fifteen numbers for each, 4 MB
 DIGITS = 6  # behind the point
 
 Explanations = Mapping[tuple[str, str], Explanation]
@@ -23,26 +24,24 @@ Numbers = dict[str, dict[str, float | None]]
 """By plugin, and by the name of the value. `None`: not known."""
 
 
-def bounded(explanations: Explanations, shown: Mapping[str, IntArray]) -> Explanations:
-    """With few rows each. `shown`: by profile, the snapshot rows that will be."""
-    return {
-        key: _cut(explanation, np.sort(shown[key[0]])) for key, explanation in explanations.items() if key[0] in shown
-    }
+class Newest:
+    """Sees to it that explanations of old decisions are let go of."""
 
+    def __init__(self, capacity: int) -> None:
+        """`capacity`: at most of so many decisions."""
+        self._capacity = capacity
+        self._held: deque[tuple[int, dict[tuple[str, str], Explanation]]] = deque()
+        self._rows = 0
 
-def _cut(explanation: Explanation, rows: IntArray) -> Explanation:
-    whole, values = explanation
-    if len(whole) <= MAX_WHOLE_ROWS:
-        return explanation
-    at = whole.searchsorted(rows)
-    at = at[whole.take(at, mode="clip") == rows]
-    kept: dict[str, Explained] = {}
-    for name, value in values.items():
-        if not isinstance(value, np.ndarray):
-            kept[name] = value
-        elif value.shape == whole.shape:
-            kept[name] = value[at]
-    return Explanation(whole[at], kept)
+    def add(self, explanations: dict[tuple[str, str], Explanation]) -> None:
+        """Of one more decision. They are emptied when their time has come."""
+        rows = sum([len(explanation.rows) for explanation in explanations.values()])
+        self._held.append((rows, explanations))
+        self._rows += rows
+        while len(self._held) > 1 and (self._rows > MAX_ROWS_KEPT or len(self._held) > self._capacity):
+            rows, oldest = self._held.popleft()
+            self._rows -= rows
+            oldest.clear()
 
 
 def numbers(explanations: Explanations, profile: str, rows: Sequence[int]) -> tuple[Numbers, list[Numbers]]:

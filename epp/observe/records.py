@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from epp.inference.request import Api, Request
-from epp.observe.explanations import MAX_WHOLE_ROWS, Explanations, bounded, number, numbers
+from epp.observe.explanations import Explanations, Newest, number, numbers
 from epp.pool.endpoint import Endpoint
 from epp.scheduling.cycle import Cycle
 from epp.scheduling.decision import Decision, Denial, ProfileResult
@@ -68,8 +68,11 @@ class DecisionRing:
 
     def __init__(self, capacity: int = 256) -> None:
         self._records: deque[_Record] = deque(maxlen=capacity)
+        self._explained = Newest(capacity)
 
     def request_routed(self, request: Request, decision: Decision, cycle: Cycle, seconds: float) -> None:
+        if cycle.explanations:
+            self._explained.add(cycle.explanations)
         self._records.append(
             _Record(
                 at_s=cycle.now_s,
@@ -80,7 +83,7 @@ class DecisionRing:
                 pool=decision.snapshot.endpoints,
                 primary=decision.primary,
                 profiles=decision.profiles,
-                explanations=_explanations(cycle, decision),
+                explanations=cycle.explanations,
             )
         )
 
@@ -156,15 +159,6 @@ def _rendered_profile(result: ProfileResult, pool: tuple[Endpoint, ...], explana
     if of_all:
         rendered["explained"] = of_all
     return rendered
-
-
-def _explanations(cycle: Cycle, decision: Decision) -> Explanations | None:
-    """What plugins explained, without what will not be shown of a large pool."""
-    explanations = cycle.explanations
-    if explanations is None or len(decision.snapshot) <= MAX_WHOLE_ROWS:
-        return explanations
-    results = [result for result in decision.profiles.values() if result is not None]
-    return bounded(explanations, {result.profile: result.rows[_places_shown(result)] for result in results})
 
 
 def _places_shown(result: ProfileResult) -> list[int]:

@@ -5,6 +5,7 @@ import math
 import random
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import orjson
@@ -15,6 +16,7 @@ from epp.observe.records import MAX_ROWS, DecisionRing
 from epp.pool.snapshot import EndpointSignals, Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
+from epp.scheduling.data import FloatArray
 from epp.scheduling.decision import Decision, Denial, FilterStep, ProfileResult
 
 CANARY = "the patient's name is"
@@ -141,28 +143,41 @@ def test_what_plugins_explain_stands_beside_the_scores(snapshot_of: SnapshotOf) 
     ]
 
 
-def test_of_a_large_pool_only_what_is_shown_of_explanations_is_kept() -> None:
-    ring, pool = DecisionRing(), Snapshot.build(endpoints(300))
-    wait_ms = np.arange(298.0)
-    whole = weakref.ref(wait_ms)
-    given = {"wait_ms": wait_ms}
-    del wait_ms
+def explained(entry: dict[str, Any]) -> list[float | None]:
+    return [row["explained"]["cost"]["wait_ms"] for row in entry["profiles"]["default"]["best"] if "explained" in row]
+
+
+def test_in_a_large_pool_the_newest_decisions_stay_explained() -> None:
+    ring, pool = DecisionRing(), Snapshot.build(endpoints(1000))
+    columns: list[weakref.ref[FloatArray]] = []
 
     def explain(cycle: Cycle) -> None:
-        everyone = Candidates.all_of(pool)
-        cycle.explain("cost", everyone.intersect(range(298)), given | {"wrong_ms": np.zeros(2)})
-        cycle.explain("few", everyone.intersect([299]), {"wait_ms": np.array([7.0])})
+        wait_ms = np.arange(1000.0)
+        columns.append(weakref.ref(wait_ms))
+        cycle.explain("cost", Candidates.all_of(pool), {"wait_ms": wait_ms})
 
-    record(ring, pool, [0.001 * i for i in range(300)], picked=5, explain=explain)
-    given.clear()
-    assert whole() is None
-    best = ring.render(11.0)[0]["profiles"]["default"]["best"]
-    told = {entry["endpoint"]: entry.get("explained") for entry in best}
-    assert len(told) == MAX_ROWS + 1
-    assert told["ns/server-299"] == {"few": {"wait_ms": 7.0}}
-    assert told["ns/server-298"] is None
-    assert told["ns/server-290"] == {"cost": {"wait_ms": 290.0}}
-    assert told["ns/server-5"] == {"cost": {"wait_ms": 5.0}}  # none of the best, but picked
+    for _ in range(40):
+        record(ring, pool, [0.001 * i for i in range(1000)], picked=5, explain=explain)
+    told = [explained(entry) for entry in ring.render(11.0)]
+    assert told[0] == [*range(999, 999 - MAX_ROWS, -1), 5]  # the best, and who was picked
+    assert all(wait_ms == told[0] for wait_ms in told[:30])
+    assert told[-1] == []
+    assert columns[0]() is None
+
+
+def test_of_what_has_left_the_ring_no_explanation_is_kept(snapshot_of: SnapshotOf) -> None:
+    ring, pool = DecisionRing(capacity=2), snapshot_of(EndpointSignals())
+    columns: list[weakref.ref[FloatArray]] = []
+
+    def explain(cycle: Cycle) -> None:
+        wait_ms = np.array([1.0])
+        columns.append(weakref.ref(wait_ms))
+        cycle.explain("cost", Candidates.all_of(pool), {"wait_ms": wait_ms})
+
+    for _ in range(3):
+        record(ring, pool, [1.0], picked=0, explain=explain)
+    assert [column() is None for column in columns] == [True, False, False]
+    assert [explained(entry) for entry in ring.render(11.0)] == [[1.0], [1.0]]
 
 
 def test_nothing_of_a_prompt_or_a_header_is_in_a_record(snapshot_of: SnapshotOf) -> None:
