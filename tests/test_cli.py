@@ -444,9 +444,13 @@ def test_what_cannot_work_as_meant_is_said_in_the_log(capsys: pytest.CaptureFixt
     assert "--model-file has no effect" in log
 
 
-def test_an_unknown_flag_points_to_the_command_s_own_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        complaint(capsys, "check", "--confg-file", "x") == "epp check: unknown: --confg-file x (see epp check --help)"
+@pytest.mark.parametrize(
+    "command", ["check", "serve", "lab faults", "lab list", "predictor serve", "model show f", "model import a b"]
+)
+def test_an_unknown_flag_points_to_the_command_s_own_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    name = " ".join(["epp", *(word for word in command.split() if len(word) > 1)])
+    assert complaint(capsys, *command.split(), "--confg-file=x") == (
+        f"{name}: unknown: --confg-file=x (see {name} --help)"
     )
 
 

@@ -11,7 +11,7 @@ from epp.lab.workloads.traces import Trace
 
 LEAST_RUN_S = 60.0
 PAUSE_RATIO = 0.1
-"""So much of a trace without a request is a pause. The longest gap of bursty traffic, as azure-code, is half of that."""
+"""So much of a trace without a request is a pause. In bursty traffic (azure-code) the longest gap is half of that."""
 PAUSE_GAPS = 20.0
 """And so many times the mean gap: of few requests each gap is a good part of the trace."""
 
@@ -40,7 +40,7 @@ def _paused(trace: Trace) -> str | None:
     if not pauses_s:
         return None
     return (
-        f"{sum(pauses_s) / lasts_s:.0%} of it are pauses, the longest {max(pauses_s):,.3g} s of {lasts_s:,.3g} (gaps of "
-        f"{PAUSE_RATIO:.0%} or more count); they are replayed, so the rest comes faster than the rate says, and the "
+        f"{sum(pauses_s) / lasts_s:.0%} of it are pauses, the longest {max(pauses_s):,.0f} s of {lasts_s:,.0f} (gaps "
+        f"of {PAUSE_RATIO:.0%} or more count); they are replayed, so the rest comes faster than the rate says, and the "
         "knee is too low: record anew, into a new file, or cut them out"
     )
