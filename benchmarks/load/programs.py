@@ -33,8 +33,12 @@ class LoadError(Problem):
 
 
 def compiler() -> list[str]:
-    """`$CC`, with its flags, or `cc`; empty: there is none."""
-    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    """`$CC`, with its flags, or `cc`; empty: there is none. Raises `LoadError` if `$CC` is no command line."""
+    wanted = os.environ.get("CC", "")
+    try:
+        command = shlex.split(wanted) or ["cc"]
+    except ValueError as error:
+        raise LoadError(f"$CC is {wanted!r}, which no shell could read: {error}; mend it, or unset it") from error
     return command if shutil.which(command[0]) else []
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -62,6 +63,7 @@ class EnvoyProxy:
         self._log_level = log_level
         self._concurrency = concurrency
         self._ready_timeout_s = ready_timeout_s
+        self._given_up = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._admin: tuple[str, int] | None = None
         self._listeners: list[tuple[str, int]] = []
@@ -106,7 +108,8 @@ class EnvoyProxy:
         starting = asyncio.ensure_future(asyncio.to_thread(self.start))
         try:
             await asyncio.shield(starting)
-        except asyncio.CancelledError:  # the thread goes on; what it started must not outlive us
+        except asyncio.CancelledError:  # the thread goes on until it sees this; what it started must not outlive us
+            self._given_up.set()
             with suppress(EnvoyError):
                 await starting
             self.stop()
@@ -168,7 +171,8 @@ class EnvoyProxy:
                 raise EnvoyError(f"Envoy ended while it started: {self._last_words()}")
             if time.monotonic() > deadline:
                 raise EnvoyError(f"Envoy did not serve within {self._ready_timeout_s:g} s: {self._last_words()}")
-            time.sleep(_POLL_S)
+            if self._given_up.wait(_POLL_S):
+                raise EnvoyError("Envoy was given up while it started")
         found = json.loads(self._ask("/listeners?format=json"))["listener_statuses"]
         sockets = [status["local_address"]["socket_address"] for status in found]
         self._listeners = [(socket["address"], socket["port_value"]) for socket in sockets]
