@@ -1,6 +1,8 @@
 """Being here, it lets tests of every room import the helpers that lie beside it."""
 
+import gc
 import os
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,6 +33,17 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"HEADROOM_COMPILED=1, but {epp.__path__[0]} holds no compiled module")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """What is loaded here stays. Whoever looks for garbage later need not look at a million objects that are none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_make_parametrize_id(config: object, val: object, argname: str) -> str | None:
     """Bytes are named after their parameter: packed ones hold the time, and names must not differ between processes."""
     return argname if isinstance(val, bytes | bytearray | memoryview) else None
@@ -45,6 +58,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _turn(nodeid: str) -> int:
     room = nodeid.split("/")[1] if nodeid.startswith("tests/") else ""
     return LONG_ROOMS.index(room) if room in LONG_ROOMS else len(LONG_ROOMS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Three for two CPUs: tests of real processes wait half of their time, in which another test can be computed."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist reads it
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cpus + (cpus + 1) // 2
 
 
 @pytest.hookimpl(optionalhook=True)

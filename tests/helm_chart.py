@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +81,19 @@ def the(rendered: list[Object], kind: str) -> Object:
 
 def faults(each: Object) -> list[str]:
     """What is wrong with an object, unknown fields included: by Kubernetes' schema, or ours of a custom kind."""
+    return list(_faults(json.dumps(each)))
+
+
+@cache  # many values make some of the same objects, and each look at one reads megabytes of schemas
+def _faults(text: str) -> tuple[str, ...]:
+    each = json.loads(text)
     name = f"{each['kind']} {each['metadata']['name']}"
     resource = each["apiVersion"], each["kind"]
     if resource in KINDS:
         found = Draft202012Validator(closed(KINDS[resource])).iter_errors(each.get("spec"))
-        return [f"{name}: {error.json_path}: {error.message}" for error in found]
+        return tuple(f"{name}: {error.json_path}: {error.message}" for error in found)
     try:
         kubernetes_validate.validate(each, KUBERNETES, strict=True)
     except kubernetes_validate.ValidationError as error:
-        return [f"{name}: {error}"]
-    return []
+        return (f"{name}: {error}",)
+    return ()

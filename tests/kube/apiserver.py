@@ -77,6 +77,10 @@ class ApiServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End both processes, if they run."""
         self._end(self._processes)
 
     def start(self) -> None:
