@@ -91,8 +91,8 @@ def require_replaceable(written: Iterable[Named]) -> None:
             raise Problem(f"{name} {path}: cannot be written: there is no directory {folder}; make it, or name another")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise Problem(
-                f"{name} {path}: cannot be written: the directory {folder} must be one that can, since the file is "
-                "replaced there; let it be written, or name another"
+                f"{name} {path}: cannot be written: the directory {folder} may not be written to, and the file is "
+                "replaced in it; give the right to, or name another"
             )
         try:
             mode = Path(path).stat().st_mode
