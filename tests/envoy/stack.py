@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
-from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from epp.sim.bootstraps import render_bootstrap
@@ -28,25 +27,26 @@ from epp.sim.server import SimServer
 
 
 class Metrics:
-    """One reading of a metrics page."""
+    """One reading of a metrics page. Parsed is what is asked for: who waits for one number reads the page often."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._families: dict[str, Metric] = {family.name: family for family in text_string_to_metric_families(text)}
+        blocks = f"\n{text}".split("\n# HELP ")[1:]
+        self._families = {block.split(maxsplit=1)[0]: f"# HELP {block}\n" for block in blocks}
 
     def total(self, name: str, **labels: str) -> float:
         """Sum of the samples of this name that have these labels; 0.0 if there is none. A family that the page does
         not even announce is a KeyError, so a misspelt name cannot pass for 0."""
-        family = self._families.get(name) or self._families.get(name.removesuffix("_total")) or self._family_of(name)
         return sum(
             sample.value
+            for family in text_string_to_metric_families(self._family_of(name))
             for sample in family.samples
             if sample.name == name and all(sample.labels.get(key) == value for key, value in labels.items())
         )
 
-    def _family_of(self, name: str) -> Metric:
+    def _family_of(self, name: str) -> str:
         for suffix in ("_bucket", "_count", "_sum"):
-            if name.endswith(suffix):
+            if name.endswith(suffix) and name not in self._families:
                 return self._families[name.removesuffix(suffix)]
         return self._families[name]
 
