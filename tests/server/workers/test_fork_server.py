@@ -96,7 +96,7 @@ def test_nobody_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = f"""
 def main(worker, order, descriptors):
     alive = os.open({str(fifo)!r}, os.O_WRONLY)
-    print("born", flush=True)
+    os.write(1, b"born\\n")  # in one piece, unlike print where output is not buffered
     time.sleep(600)
 
 server = ForkServer(main)
@@ -106,6 +106,7 @@ time.sleep(600)
     with subprocess.Popen([sys.executable, "-c", PROGRAM + program], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         with fifo.open("rb") as alive:
-            assert [parent.stdout.readline() for _ in range(2)] == ["born\n", "born\n"]
+            born = [parent.stdout.readline() for _ in range(2)]
             parent.kill()
+            assert born == ["born\n", "born\n"]
             assert alive.read() == b""  # the end comes when the last writer is gone
