@@ -27,6 +27,7 @@ from epp.latency.types import Target
 from epp.ledger import Outcome
 from epp.plugins._arrivals import Arrivals
 from epp.plugins._company import Company, Pace, company_of
+from epp.plugins._lasting import Lasting
 from epp.plugins._latency_samples import measure
 from epp.plugins._odds import LEAST_TARGET_MS
 from epp.plugins._prefill import prefill_row
@@ -83,10 +84,11 @@ class LatencyCostParameters(Parameters):
 
 @dataclass(slots=True)
 class _Priced:
-    """What the candidates were like at the decision. But for the request's targets, one float per row.
+    """What the candidates were like at the decision. Arrays have one value per row.
 
     Attributes:
         uncached_tokens, pairs: of this request's prompt.
+        fewest_uncached_tokens: those who have to wait for their turn included.
         tokens_before, pairs_before: of those that wait.
         requests: with this one.
         context_tokens: of those that decode.
@@ -99,6 +101,7 @@ class _Priced:
     slo: Slo
     rows: IntArray
     uncached_tokens: FloatArray
+    fewest_uncached_tokens: float
     pairs: FloatArray
     tokens_before: FloatArray
     pairs_before: FloatArray
@@ -112,11 +115,25 @@ class _Priced:
 
 @dataclass(slots=True)
 class _Sent:
-    """The server that was chosen, the target of the first token, and the terms of its law."""
+    """The server that was chosen, the target of the first token, and what was to be computed there: its own prompt, and
+    those before it.
+
+    Attributes:
+        mean_requests, more_requests: without this one, of the candidates on average, and how many more were there.
+    """
 
     endpoint_id: str
+    mean_requests: float
+    more_requests: float
     ttft_target_ms: float | None
-    ttft: tuple[float, ...]
+    tokens: float
+    pairs: float
+    tokens_before: float
+    pairs_before: float
+
+    @property
+    def ttft_terms(self) -> tuple[float, float, float]:
+        return 1.0, self.tokens + self.tokens_before, self.pairs + self.pairs_before
 
 
 class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
@@ -153,6 +170,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         self._progress = Progress()
         self._arrivals = Arrivals()
         self._reuse = Reuse()
+        self._lasting = Lasting()
         self._output_tokens = parameters.expected_output_tokens
         self._answers = 1
         self._version: int | None = None
@@ -166,11 +184,13 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
 
     def score(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
         eligible = without_held_back(cycle, candidates, self._slow_start_key)
-        return zero_for_others(self._scores(cycle, eligible), eligible, candidates)
-
-    def _scores(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
         self._follow(candidates.snapshot)
-        priced = self._look(cycle, candidates)
+        priced = self._look(cycle, eligible)
+        if len(eligible) < len(candidates):
+            priced.fewest_uncached_tokens = float(self._uncached_tokens(cycle, candidates).min())
+        return zero_for_others(self._scores(cycle, eligible, priced), eligible, candidates)
+
+    def _scores(self, cycle: Cycle, candidates: Candidates, priced: _Priced) -> FloatArray:
         by_profile = cycle.state.get(self.name)
         if not isinstance(by_profile, list):  # several profiles may ask about a request, but it has come once
             by_profile = cycle.state[self.name] = []
@@ -186,15 +206,18 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         self._progress.tick(rows, step_ms, there, priced.context_tokens, now_s)
         stall = priced.stall_ratio = np.minimum(stall, _MOST_STALL)
         prefill_ratio = np.minimum(self._progress.prefill_ratios(rows, now_s), _MOST_PREFILL_RATIO)
-        token_ms = step_ms / (1.0 - prefill_ratio)
         more_ms = (per_request + per_context * _prompt_tokens(cycle)) / (1.0 - prefill_ratio)
-        tpot_ms = token_ms + more_ms
         wait_ms = base + backlog_ms + own_ms
         slo = priced.slo
         if not (slo.constrained and self._exponent > 0):
+            tpot_ms = step_ms / (1.0 - prefill_ratio) + more_ms
             cost = wait_ms * priced.requests * tpot_ms
             cycle.explain(self.name, candidates, _factors(priced, wait_ms, there, tpot_ms, cost))
             return _scored(cost)
+        lasting = self._lasting.on_average
+        step_ms = base + per_request * lasting(there) + per_context * lasting(priced.context_tokens)
+        token_ms = step_ms / (1.0 - prefill_ratio)
+        tpot_ms = token_ms + more_ms
         new_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
         pace = Pace(token_ms, more_ms, stall * backlog_ms, stall * own_ms, stall * per_token, there)
         in_flight = self._progress.in_flight(candidates.rows, candidates.everyone, now_s)
@@ -220,11 +243,9 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         return (all_in_flight + _FEW_REQUESTS) / (ours + _FEW_REQUESTS)
 
     def _look(self, cycle: Cycle, candidates: Candidates) -> _Priced:
-        prompt_tokens = _prompt_tokens(cycle)
-        load, uncached = cycle.get(self._load_key), cycle.get(self._uncached_key)
+        prompt_tokens, load = _prompt_tokens(cycle), cycle.get(self._load_key)
         nothing = np.zeros(len(candidates))
-        own = nothing if uncached is None else candidates.take(uncached.prefill_tokens)
-        own = np.maximum(own, 1.0)  # the last token of a prompt is always computed
+        own = self._uncached_tokens(cycle, candidates)
         before = nothing if load is None else candidates.take(load.prefill_tokens)
         requests = nothing if load is None else candidates.take(load.requests)
         pairs_per_token = self._backlog.pairs_per_token(self._endpoint_ids)
@@ -237,6 +258,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             slo=slo_of(cycle.request.headers),
             rows=candidates.rows,
             uncached_tokens=own,
+            fewest_uncached_tokens=float(own.min()),
             pairs=attention_pairs(own, max(prompt_tokens, 1.0)),
             tokens_before=before,
             pairs_before=before * candidates.take(pairs_per_token),
@@ -247,6 +269,12 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             all_by_ours=self._all_by_ours(load),
             in_time=nothing + 1.0,
         )
+
+    def _uncached_tokens(self, cycle: Cycle, candidates: Candidates) -> FloatArray:
+        uncached = cycle.get(self._uncached_key)
+        if uncached is None:
+            return np.ones(len(candidates))
+        return np.maximum(candidates.take(uncached.prefill_tokens), 1.0)  # the last of a prompt is always computed
 
     def _laws(self, laws: EndpointLaws, candidates: Candidates) -> FloatArray:
         coefficients = laws.of(self._endpoint_ids)
@@ -276,13 +304,13 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         else:
             return
         prompt_tokens = _prompt_tokens(cycle)
-        self._reuse.add(prompt_tokens, prompt_tokens - float(priced.uncached_tokens.min()))
+        self._reuse.add(prompt_tokens, prompt_tokens - priced.fewest_uncached_tokens)
         own, pairs = float(priced.uncached_tokens[at]), float(priced.pairs[at])
         before, pairs_before = float(priced.tokens_before[at]), float(priced.pairs_before[at])
+        mean_requests = float(priced.requests.mean()) - 1.0
+        more_requests = float(priced.requests[at]) - 1.0 - mean_requests
         cycle.state[self.name] = _Sent(
-            chosen.id,
-            priced.slo.ttft_ms,
-            (1.0, own + before, pairs + pairs_before),
+            chosen.id, mean_requests, more_requests, priced.slo.ttft_ms, own, pairs, before, pairs_before
         )
         target_ms, prefill_ms = priced.slo.ttft_ms, 0.0
         if prefill_row(decision) is None:
@@ -294,10 +322,12 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         self._progress.add(cycle.request.id, chosen.id, hope, prefill_ms, stall_ms, cycle.now_s)
 
     def first_token(self, cycle: Cycle, decision: Decision, at_s: float) -> None:
-        self._backlog.remove(cycle.request.id)
+        more = self._backlog.first_token(cycle.request.id)
         sent = cycle.state.get(self.name)
         if not isinstance(sent, _Sent):
             return
+        sent.tokens_before = max(sent.tokens_before + more.tokens, 0.0)
+        sent.pairs_before = max(sent.pairs_before + more.pairs, 0.0)
         target_ms, waited_ms = sent.ttft_target_ms, (at_s - cycle.now_s) * 1e3 + cycle.waited_ms
         self._progress.first_token(cycle.request.id, at_s, in_time=target_ms is None or waited_ms <= target_ms)
 
@@ -315,8 +345,9 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             self._answers += 1
             self._output_tokens += (tokens - self._output_tokens) / min(self._answers, _OUTPUT_SAMPLES)
         if Target.TTFT in actual_ms and prefill_row(decision) is None:
-            self._ttft.observe(sent.endpoint_id, sent.ttft, actual_ms[Target.TTFT])
+            self._ttft.observe(sent.endpoint_id, sent.ttft_terms, actual_ms[Target.TTFT])
         if tpot_ms is not None and life is not None:
+            self._lasting.add(sent.more_requests, life.requests - 1.0 - sent.mean_requests)
             self._tpot.observe(sent.endpoint_id, (1.0, *life), tpot_ms)
 
     def dump_state(self) -> Mapping[str, Any]:
@@ -324,6 +355,8 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             "ttft": self._ttft.state(),
             "tpot": self._tpot.state(),
             "expected_output_tokens": self._output_tokens,
+            "reused_prompt_ratio": self._reuse.ratio,
+            "lasting_load_ratio": self._lasting.ratio,
         }
 
 

@@ -384,6 +384,65 @@ def test_a_pace_is_learned_from_what_was_there_while_an_answer_was_made():
     assert slow_base > 12
 
 
+def test_a_prompt_that_waits_for_one_that_overtook_it_says_nothing_of_an_idle_server():
+    """Both are sent at once, the short one first, but the server computes the long one before it, for 4 seconds."""
+    scorer, candidates = make("latency-cost-scorer"), pool(size=2)
+    for number in range(40):
+        sent = []
+        for tokens in (200, 40_000):
+            cycle = later(a_request(tokens=tokens), number * 60.0)
+            cycle.request = cycle.request._replace(id=str(tokens))
+            scorer.score(cycle, candidates)
+            decision = decide(candidates, number % 2)
+            scorer.pre_request(cycle, decision)
+            sent.append((cycle, decision))
+        for ttft_s, (cycle, decision) in zip((4.0, 4.02), reversed(sent), strict=True):
+            scorer.first_token(cycle, decision, cycle.now_s + ttft_s)
+            answered(scorer, cycle, decision, cycle.now_s + ttft_s, 8)
+        serve(scorer, number % 2, tokens=200, ttft_ms=45, tpot_ms=8)
+    law = scorer.dump_state()["ttft"]
+    assert law["pool"][0] < 100
+    assert law["spread"] < 0.2
+
+
+def burst(scorer, more_later, at_s):
+    """An answer at the first server, which has 40 requests more than the other when it comes, and so many later."""
+    candidates, cycle = pool(size=2), later(a_request(requests=(40, 0)), at_s)
+    scorer.score(cycle, candidates)
+    decision, first_s = decide(candidates, 0), cycle.now_s + 0.05
+    scorer.pre_request(cycle, decision)
+    scorer.first_token(cycle, decision, first_s)
+    for step in range(20):
+        scorer.score(later(a_request(requests=(more_later + 1, 0)), at_s + 0.05 + step / 20), candidates)
+    answered(scorer, cycle, decision, first_s, 10.0)
+
+
+def test_a_burst_that_passes_is_less_of_a_reason_to_leave_a_cache_than_load_that_lasts():
+    ratios, slower_ms = [], []
+    for more_later in (0, 40):
+        scorer = make("latency-cost-scorer")
+        for number in range(30):
+            burst(scorer, more_later, number * 10.0)
+        ratios.append(scorer.dump_state()["lasting_load_ratio"])
+        ahead = a_request(tokens=20_000, uncached=(100, 20_000), requests=(90, 0), headers=TARGETS)
+        (_, told), _ = explained(later(ahead, 1_000.0), scorer=scorer)
+        ahead_ms, other_ms = told["tpot_ms"]
+        slower_ms.append(ahead_ms - other_ms)
+    assert ratios[0] < 0.3
+    assert ratios[1] > 0.9
+    assert slower_ms[0] < slower_ms[1] / 2
+
+
+def test_whose_turn_it_is_does_not_hide_what_others_have_cached():
+    """What is asked for again is what any server has, also while new ones have their turn."""
+    scorer, candidates = make("latency-cost-scorer"), pool(size=2)
+    for _ in range(50):
+        cycle = a_request(tokens=20_000, uncached=(100, 20_000), held_back=[False, True], turn=1)
+        scorer.score(cycle, candidates)
+        scorer.pre_request(cycle, decide(candidates, 1))
+    assert scorer.dump_state()["reused_prompt_ratio"] > 0.9
+
+
 def test_a_prompt_that_another_server_computes_does_not_slow_the_one_that_decodes():
     everybody = pool(size=2)
     for prefill_row, slowed in ((None, True), (1, False)):

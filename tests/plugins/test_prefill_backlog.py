@@ -43,6 +43,28 @@ def test_pairs_are_those_of_who_waits(happenings: list[tuple[int, int | None, in
         ]
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["sent", "first token", "gone"]), st.sampled_from([1, 300])))
+)
+def test_what_a_request_waited_for_is_what_was_computed_until_its_first_token(happenings) -> None:
+    """At one server, in whatever order it computes them."""
+    backlog, waiting, computed = PrefillBacklog(), {}, 0
+    for request, what, tokens in happenings:
+        if what == "sent":
+            waiting.pop(request, None)
+            waiting[request] = tokens, computed, sum(own for own, _, _ in waiting.values())
+            backlog.add(str(request), IDS[0], tokens, tokens * 2)
+        elif what == "gone":
+            waiting.pop(request, None)
+            backlog.remove(str(request))
+        else:
+            more = backlog.first_token(str(request))
+            own, computed_before, was_waiting = waiting.pop(request, (0, computed, 0))
+            expected = computed - computed_before - was_waiting
+            assert more == (expected, expected * 2)
+            computed += own
+
+
 HAPPENINGS = st.lists(
     st.tuples(
         st.sampled_from(["arrives", "arrives", "disaggregated", "first token", "ends", "cancelled", "pool"]),
