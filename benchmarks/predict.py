@@ -19,9 +19,10 @@ import xgboost
 
 from epp.latency.buffer import Rows, bucket_of
 from epp.latency.features import COLUMN, feature_matrix
+from epp.latency.jobs import TrainedModel, TrainingJob
 from epp.latency.predictor import Predictor, PredictorOptions
 from epp.latency.prior import Prior
-from epp.latency.training import TrainedModel, TrainingJob, train
+from epp.latency.training import train
 from epp.latency.types import Situation, Target
 
 CANDIDATES = (1, 10, 100, 1000)

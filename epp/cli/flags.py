@@ -122,3 +122,13 @@ def port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to 65535")
     return int(text)
+
+
+def parse_server_urls(text: str, flag: str) -> list[str]:
+    """Base URLs, separated by commas, without a slash at the end. Raises `Problem`."""
+    urls = [url.strip().rstrip("/") for url in text.split(",") if url.strip()]
+    for url in urls:
+        scheme, separator, rest = url.partition("://")
+        if scheme not in ("http", "https") or not separator or not rest or "/" in rest or "?" in rest:
+            raise Problem(f"{flag}: {url} is not http://HOST:PORT")
+    return urls

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from epp.cli.flags import add_bool, add_duration, add_port, add_size, positive, ratio
+from epp.cli.flags import add_bool, add_duration, add_port, add_size, parse_server_urls, positive, ratio
 from epp.cli.kube_flags import add_kube_flags, kube_options
 from epp.cli.llmd_flags import add_flags_without_effect
+from epp.cli.loading import loading
 from epp.config.builtins import BUILT_INS, DEFAULT_BUILT_IN
 from epp.files import new_file
 from epp.kube.options import KubeOptions
@@ -198,7 +199,8 @@ def add_serve(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from epp.server.app import serve  # the other commands need not load gRPC
+    with loading():
+        from epp.server.app import serve  # the other commands need not load gRPC
 
     level = arguments.zap_log_level
     kube = kube_options(arguments, os.environ)
@@ -279,8 +281,6 @@ def training_url(given: str | None) -> str | None:
 
 
 def _server_urls(given: str | None, flag: str, variable: str) -> list[str]:
-    from epp.server.remote import parse_server_urls
-
     if given is None:
         return parse_server_urls(os.environ.get(variable, ""), variable)
     return parse_server_urls(given, flag)

@@ -43,7 +43,8 @@ from epp.lab.metrics_pages import MetricsPages
 from epp.lab.prompts import BlockHashes, text_of, tokens_of
 from epp.lab.servers import Live, Server
 from epp.lab.stand_ins import Failures, NoObserver, Witness
-from epp.latency.training import TrainedModel, train
+from epp.latency.jobs import TrainedModel
+from epp.latency.training import train
 from epp.latency.types import Target
 from epp.ledger import Ledger
 from epp.pool.store import PoolStore

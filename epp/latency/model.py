@@ -9,15 +9,17 @@ trained in, they stand still, and the prediction follows the law alone. Both par
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xgboost
 
 from epp.latency.features import FeatureMatrix
 from epp.latency.trees import FlatTrees
 from epp.latency.types import FloatArray, Target
+
+if TYPE_CHECKING:
+    import xgboost
 
 # Relative errors below 2 % are luck, above a factor of 4 the model says nothing.
 _LOG_SPREADS = (log(0.02), log(1.5))
@@ -44,8 +46,8 @@ class TargetTrees:
         score, champion_score: mean |log error| on the newest rows, of this model and of what was served until then.
     """
 
-    mean: xgboost.Booster
-    spread: xgboost.Booster
+    mean: "xgboost.Booster"
+    spread: "xgboost.Booster"
     weight: float
     log_prior_range: tuple[float, float]
     trained_rows: int

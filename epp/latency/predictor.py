@@ -5,26 +5,28 @@ bias of each endpoint and with bounds from the errors of what was served. Of the
 promise, and gives it back with what really came: `observe` first judges the promise, then calibrates, then learns.
 Training is for another thread: `training_due` hands out a job, `train(job)` works on it, `publish` takes what it found.
 
-All calls are for one thread and none waits. Time is an argument.
+All calls are for one thread and none waits. Time is an argument. XGBoost trains and keeps trees; it is not needed here.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import exp, inf, isfinite, log
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xgboost
 
 from epp.latency.bias import EndpointBias
 from epp.latency.buffer import Rows, SampleBuffer
 from epp.latency.calibration import Calibrator, load_level, load_level_of
 from epp.latency.errors import ServedErrors
 from epp.latency.features import FEATURES, feature_matrix
+from epp.latency.jobs import TrainedModel, TrainingJob
 from epp.latency.model import PRIOR_SPREAD, BaseEstimate, Model
 from epp.latency.prior import Prior
-from epp.latency.training import TrainedModel, TrainingJob
 from epp.latency.types import Estimate, FloatArray, Prediction, Sample, Situation, Source, Target
+
+if TYPE_CHECKING:
+    import xgboost
 
 _ASSUMED_ERROR = 0.4  # standard deviation of the prior's log error before anything is known of it
 _AFTER_DRIFT_SCORES = 60
@@ -325,7 +327,7 @@ class Predictor:
         self.model_version = state.model_version
         self._model_at_s = None if state.model_age_s is None else now_s - state.model_age_s
 
-    def boosters(self) -> dict[str, xgboost.Booster]:
+    def boosters(self) -> "dict[str, xgboost.Booster]":
         """By target, the served trees for log(ms)."""
         return {target.value: of.mean for target, of in ({} if self._model is None else self._model.targets).items()}
 

@@ -13,13 +13,15 @@ threshold: right) and once as −∞ (left), and a split reads the one that goes
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xgboost
 
 from epp.latency.features import FeatureMatrix
+
+if TYPE_CHECKING:
+    import xgboost
 
 _CHUNK_ROWS = 64  # what is touched at once stays in the processor's cache
 _SHAPES = 8  # numbers of rows for which buffers are kept
@@ -58,7 +60,7 @@ class _Buffers(NamedTuple):
 class FlatTrees:
     """See the module's text. Predictions are (rows, outputs) float32. For use from one thread."""
 
-    def __init__(self, boosters: Iterable[xgboost.Booster]) -> None:
+    def __init__(self, boosters: "Iterable[xgboost.Booster]") -> None:
         """Outputs are those of the boosters, one after the other. Raises ValueError for what it cannot reproduce."""
         models = [json.loads(bytes(booster.save_raw("json")))["learner"] for booster in boosters]
         if not models:

@@ -23,7 +23,8 @@ from epp.predictor.service import PredictionService
 from epp.problem import Problem
 from epp.server.drain import Shutdown
 from epp.server.listen import TcpAddress
-from epp.server.remote import Outbox, RemotePredictor, new_client
+from epp.server.outbox import Outbox
+from epp.server.remote import RemotePredictor, new_client
 from epp.server.training import Trainer
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from epp.server.grpc_transport import health_server
 from epp.server.health import HealthState
 from epp.server.listen import TcpAddress
 from epp.server.options import ServeOptions
-from epp.server.remote import Outbox
+from epp.server.outbox import Outbox
 from epp.server.state import PickerState
 from epp.server.upkeep import Upkeep
 from epp.server.workers.parent import Forked, Workers, fork

@@ -6,6 +6,7 @@ from epp.config.builtins import BUILT_INS, DEFAULT_BUILT_IN
 from epp.config.describe import describe
 from epp.config.resolve import ResolvedConfig, load_config
 from epp.ledger import Ledger
+from epp.plugins.predicted_latency_producer import PredictedLatencyProducer
 from epp.problem import Problem
 from epp.scheduling.plugin import Services
 from epp.scheduling.registry import Registry
@@ -35,6 +36,11 @@ def read_config(
         services=services,
         allow_experimental=allow_experimental,
     )
+
+
+def predicts(config: ResolvedConfig) -> bool:
+    """Whether it predicts latency with what is learned: the only one that needs XGBoost."""
+    return any(isinstance(plugin, PredictedLatencyProducer) for plugin in config.plugins)
 
 
 def text_of(config_file: str | None, config_text: str | None, profile: str | None = None) -> tuple[str, str]:

@@ -12,10 +12,8 @@ what they answer, and left alone.
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import aiohttp
@@ -25,7 +23,7 @@ from epp.latency.persistence import load
 from epp.latency.predictor import Predictor
 from epp.latency.sample_json import to_json
 from epp.latency.types import Sample
-from epp.problem import Problem
+from epp.server.outbox import Outbox
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +34,6 @@ FIRST_WAIT_S, MOST_WAIT_S = 1.0, 60.0
 STALE_S = 60.0
 """So long after a server last gave us a model, or said that ours is its newest, the picker relies on it."""
 
-MOST_KEPT_SAMPLES = 5000
 MOST_SENT_SAMPLES = 500
 MOST_MODEL_BYTES = 64 * 2**20
 SAMPLES_PATH, MODEL_PATH = "/samples", "/model/latency/download"
@@ -44,36 +41,6 @@ SAMPLES_PATH, MODEL_PATH = "/samples", "/model/latency/download"
 
 class RemoteError(Exception):
     """A server did not do as asked; the text says what it did, in a few words."""
-
-
-class Outbox:
-    """Samples to be sent, the newest of them.
-
-    Attributes:
-        dropped: of samples that nobody took in time.
-    """
-
-    def __init__(self, most: int = MOST_KEPT_SAMPLES) -> None:
-        self._samples: deque[Sample] = deque(maxlen=most)
-        self._most = most
-        self.dropped = 0
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def add(self, sample: Sample) -> None:
-        self.dropped += len(self._samples) == self._most
-        self._samples.append(sample)
-
-    def take(self, most: int) -> list[Sample]:
-        """The oldest, which are then not here any more."""
-        return [self._samples.popleft() for _ in range(min(most, len(self._samples)))]
-
-    def put_back(self, samples: Sequence[Sample]) -> None:
-        """What was taken and not sent, as far as there is room: newer ones matter more."""
-        room = self._most - len(self._samples)
-        self.dropped += max(len(samples) - room, 0)
-        self._samples.extendleft(islice(reversed(samples), max(room, 0)))
 
 
 @dataclass(slots=True)
@@ -238,16 +205,6 @@ class RemotePredictor:
 def new_client() -> aiohttp.ClientSession:
     """For use with the methods above."""
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
-
-
-def parse_server_urls(text: str, flag: str) -> list[str]:
-    """Base URLs, separated by commas, without a slash at the end. Raises `Problem`."""
-    urls = [url.strip().rstrip("/") for url in text.split(",") if url.strip()]
-    for url in urls:
-        scheme, separator, rest = url.partition("://")
-        if scheme not in ("http", "https") or not separator or not rest or "/" in rest or "?" in rest:
-            raise Problem(f"{flag}: {url} is not http://HOST:PORT")
-    return urls
 
 
 def _unexpected(status: int) -> str:

@@ -26,12 +26,11 @@ from epp.observe.observer import RequestObserver
 from epp.observe.records import DecisionRing
 from epp.observe.trace import TraceRecorder
 from epp.observe.trace_file import TraceCounts
-from epp.plugins.predicted_latency_producer import PredictedLatencyProducer
 from epp.pool.snapshot import Snapshot
 from epp.pool.store import PoolStore
 from epp.scheduling.plugin import Services
 from epp.server import debug
-from epp.server.configuration import read_config
+from epp.server.configuration import predicts, read_config
 from epp.server.options import ServeOptions
 from epp.signals.scraper import ScrapeStats
 
@@ -126,7 +125,7 @@ class PickerState:
     @property
     def predicts(self) -> bool:
         """Whether the configuration predicts latency."""
-        return any(isinstance(plugin, PredictedLatencyProducer) for plugin in self.config.plugins)
+        return predicts(self.config)
 
     def not_ready(self) -> list[str]:
         """Why requests should not come yet, in words."""

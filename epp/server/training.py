@@ -18,9 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from epp.files import PRIVATE, write_atomically
+from epp.latency.jobs import TrainedModel, TrainingJob
 from epp.latency.persistence import dump, load
 from epp.latency.predictor import Predictor
-from epp.latency.training import TrainedModel, TrainingJob, train
+from epp.latency.training import train
 
 logger = logging.getLogger(__name__)
 

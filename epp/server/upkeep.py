@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Collection, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epp.plugins.core_metrics_extractor import CoreMetricsExtractor
 from epp.plugins.metrics_data_source import MetricsDataSource
@@ -16,14 +16,17 @@ from epp.problem import Problem
 from epp.server import pool_source
 from epp.server.admin_guard import Guard
 from epp.server.kubernetes import Kubernetes
-from epp.server.remote import Outbox, RemotePredictor
+from epp.server.outbox import Outbox
 from epp.server.state import PickerState
-from epp.server.training import Trainer
 from epp.signals.engines import Engines
 from epp.signals.errors import ScrapeErrorKind
 from epp.signals.pace import Pace
 from epp.signals.scraper import Scraper, ScrapeStats
 from epp.signals.settings import ScrapeSettings
+
+if TYPE_CHECKING:
+    from epp.server.remote import RemotePredictor
+    from epp.server.training import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -82,22 +85,26 @@ class Upkeep:
         except ValueError as error:
             raise Problem(f"{state.config.filename}: {source.name}: {error}") from error
 
-    def _make_remote(self, outbox: Outbox, rng: random.Random) -> RemotePredictor | None:
+    def _make_remote(self, outbox: Outbox, rng: random.Random) -> "RemotePredictor | None":
         """Learns with predictors in other processes, if there are any."""
         training_url, model_urls = self._options.training_server_url, self._options.prediction_server_urls
         if not self._state.predicts or (training_url is None and not model_urls):
             return None
+        from epp.server.remote import RemotePredictor  # loads XGBoost, which nobody else needs
+
         return RemotePredictor(
             self._state.predictor, outbox, self._state.clock, rng, training_url=training_url, model_urls=model_urls
         )
 
-    def _make_trainer(self) -> Trainer | None:
+    def _make_trainer(self) -> "Trainer | None":
         """Keeps the predictor trained, if the configuration predicts latency and nobody else does it for us."""
         model_file, remote = self._options.model_file, self._remote
         if not self._state.predicts:
             if model_file is not None:
                 logger.warning("--model-file has no effect: no predicted-latency-producer is configured")
             return None
+        from epp.server.training import Trainer  # loads XGBoost, now and not with the first model
+
         trainer = Trainer(
             self._state.predictor,
             self._state.clock,

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from epp.cli.flags import parse_server_urls
 from epp.latency.persistence import dump
 from epp.latency.predictor import Predictor, PredictorOptions
 from epp.latency.training import train
 from epp.latency.types import Sample, Situation, Source, Target
 from epp.predictor.app import PredictorServer, PredictorServerOptions
 from epp.problem import Problem
-from epp.server.remote import Outbox, RemotePredictor, parse_server_urls
+from epp.server.outbox import Outbox
+from epp.server.remote import RemotePredictor
 
 TRAINER = PredictorServerOptions(host="127.0.0.1", training_port=0, prediction_port=None, quantile=None)
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -1,15 +1,17 @@
 """Several processes, from the parent's side: how they come to be, and their pages as one."""
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from epp.ledger import Ledger
 from epp.problem import Problem
-from epp.scheduling.registry import Registry
+from epp.scheduling.plugin import Services
 from epp.server import serving
-from epp.server.configuration import PLUGINS, text_of
+from epp.server.configuration import predicts, read_config, text_of
 from epp.server.drain import Draining
 from epp.server.health import HealthState
 from epp.server.options import ServeOptions
@@ -49,7 +51,10 @@ def fork(options: ServeOptions) -> Forked | None:
         raise Problem(f"--workers {options.workers}: there can be {MAX_WORKERS}")
     if not hasattr(os, "pidfd_open"):
         raise Problem(f"--workers {options.workers}: needs Linux")
-    Registry.discover(PLUGINS)  # so that their modules, too, are loaded once for all
+    # Read here, too, so that what it needs is loaded once for all: modules of plugins, and what trees are unpickled by.
+    config = read_config(options.config_file, options.config_text, Services(ledger=Ledger()), profile=options.profile)
+    if predicts(config):
+        importlib.import_module("xgboost")
     # What is in the configuration file now is what all workers get, whenever they start.
     config_text, _ = text_of(options.config_file, options.config_text, options.profile)
     memory = shared_load.create(options.workers)
