@@ -41,17 +41,20 @@ _LEAST_STAKE = 1e-9  # costs are compared by their ratio, so none may be 0
 
 
 class Prospect(NamedTuple):
-    """What a request is expected to meet. One value per candidate.
+    """What a request is expected to meet. One value per candidate, but for the pool's.
 
     Attributes:
         queue_ms: to the first token, but for its own prefill.
         own_ms: its own prefill.
         tpot_ms: with this request.
+        pool_tpot_ms: the same where as much of the time goes to prompts as on average. A server that has just computed
+            a long one looks many times slower; of a pool it is one.
     """
 
     queue_ms: FloatArray
     own_ms: FloatArray
     tpot_ms: FloatArray
+    pool_tpot_ms: float
 
 
 class Spreads(NamedTuple):
@@ -113,7 +116,7 @@ def look_ahead(
         arrivals_per_s: of requests, per server.
         reuse_ratio: share of the prompts' tokens that was cached somewhere when they came.
     """
-    queue_ms, own_ms, tpot_ms = prospect
+    queue_ms, own_ms, tpot_ms, pool_tpot_ms = prospect
     in_time = follower_in_time = paced = np.ones(len(queue_ms))
     used_up = np.zeros(len(queue_ms))  # of this request's own targets
     overload_ratio = 0.0
@@ -122,12 +125,12 @@ def look_ahead(
         in_time = within(target_ms, queue_ms + own_ms, spreads.ttft)
         follower_in_time = within(target_ms, queue_ms, spreads.ttft)
         used_up = used_up + (queue_ms + own_ms) / target_ms
-        overload_ratio = _overload_ratio(queue_ms, target_ms, _QUEUE_RATIOS)
+        overload_ratio = _overload_ratio(float(queue_ms.mean()) / target_ms, _QUEUE_RATIOS)
     if slo.tpot_ms is not None:
         target_ms = max(slo.tpot_ms, LEAST_TARGET_MS)
         paced = within(target_ms, tpot_ms, spreads.tpot)
         used_up = used_up + tpot_ms / target_ms
-        overload_ratio = max(overload_ratio, _overload_ratio(tpot_ms, target_ms, _PACE_RATIOS))
+        overload_ratio = max(overload_ratio, _overload_ratio(pool_tpot_ms / target_ms, _PACE_RATIOS))
     kept, follower_kept = in_time * paced, follower_in_time * paced
     followed = max(min(reuse_ratio / _FOLLOWED_RATIO, 1.0), 1.0 - overload_ratio)
     arrivals = arrivals_per_s * own_ms / 1e3
@@ -142,7 +145,7 @@ def look_ahead(
     return Outlook(stakes.together, stakes, overload_ratio, in_time)
 
 
-def _overload_ratio(expected_ms: FloatArray, target_ms: float, between: tuple[float, float]) -> float:
-    """From 0 to 1 while the mean over the candidates goes from the one to the other share of the target."""
+def _overload_ratio(of_target: float, between: tuple[float, float]) -> float:
+    """From 0 to 1 while the share of the target that is taken up goes from the one to the other."""
     begins, complete = between
-    return min(max((float(expected_ms.mean()) / target_ms - begins) / (complete - begins), 0.0), 1.0)
+    return min(max((of_target - begins) / (complete - begins), 0.0), 1.0)

@@ -206,7 +206,8 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         self._progress.tick(rows, step_ms, there, priced.context_tokens, now_s)
         stall = priced.stall_ratio = np.minimum(stall, _MOST_STALL)
         prefill_ratio = np.minimum(self._progress.prefill_ratios(rows, now_s), _MOST_PREFILL_RATIO)
-        more_ms = (per_request + per_context * _prompt_tokens(cycle)) / (1.0 - prefill_ratio)
+        more_step_ms = per_request + per_context * _prompt_tokens(cycle)
+        more_ms = more_step_ms / (1.0 - prefill_ratio)
         wait_ms = base + backlog_ms + own_ms
         slo = priced.slo
         if not (slo.constrained and self._exponent > 0):
@@ -218,11 +219,12 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         step_ms = base + per_request * lasting(there) + per_context * lasting(priced.context_tokens)
         token_ms = step_ms / (1.0 - prefill_ratio)
         tpot_ms = token_ms + more_ms
+        pool_tpot_ms = float((step_ms + more_step_ms).mean()) / (1.0 - float(prefill_ratio.mean()))
         new_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
         pace = Pace(token_ms, more_ms, stall * backlog_ms, stall * own_ms, stall * per_token, there)
         in_flight = self._progress.in_flight(candidates.rows, candidates.everyone, now_s)
         company = company_of(in_flight, pace, slo.tpot_ms, self._tpot.spread, self._output_tokens, new_tokens)
-        prospect = Prospect(overhead + backlog_ms + cycle.waited_ms, own_ms, tpot_ms)
+        prospect = Prospect(overhead + backlog_ms + cycle.waited_ms, own_ms, tpot_ms, pool_tpot_ms)
         spreads = Spreads(self._ttft.spread, self._tpot.spread)
         arrivals_per_s = self._arrivals.per_s * priced.all_by_ours / len(candidates)
         outlook = look_ahead(slo, prospect, company, spreads, arrivals_per_s, self._reuse.ratio)

@@ -443,6 +443,18 @@ def test_whose_turn_it_is_does_not_hide_what_others_have_cached():
     assert scorer.dump_state()["reused_prompt_ratio"] > 0.9
 
 
+def test_one_long_prompt_on_one_server_is_no_overload_of_the_pool():
+    scorer, everybody, empty = make("latency-cost-scorer"), pool(size=4), (0, 0, 0, 0)
+    cycle = a_request(tokens=200_000, requests=empty, prefill=empty, decode=empty)
+    scorer.score(cycle, everybody)
+    scorer.pre_request(cycle, decide(everybody, 0))
+    headers = {"x-slo-tpot-ms": "15"}
+    next_one = a_request(requests=empty, prefill=empty, decode=empty, headers=headers)
+    (_, told), _ = explained(next_one, scorer=scorer, candidates=everybody)
+    assert told["tpot_ms"][0] > 60
+    assert told["overload_ratio"] == 0
+
+
 def test_a_prompt_that_another_server_computes_does_not_slow_the_one_that_decodes():
     everybody = pool(size=2)
     for prefill_row, slowed in ((None, True), (1, False)):

@@ -15,16 +15,22 @@ SLO = Slo(ttft_ms=1000.0, tpot_ms=25.0)
 SPREADS = Spreads(0.1, 0.1)
 
 
+def prospect(queue_ms, own_ms, tpot_ms):
+    """The pool's pace is the mean of its servers'."""
+    return Prospect(queue_ms, own_ms, tpot_ms, float(np.mean(tpot_ms)))
+
+
 def at_stake(slo=SLO, arrivals_per_s=0.0, spreads=SPREADS, reuse_ratio=1.0, **columns):
     """Of servers, two unless a column has more, that are alike but for `columns`: nothing waits, steps take half the
     time allowed, and nobody there is lost."""
     servers = max((np.size(column) for column in columns.values() if np.ndim(column)), default=2)
     alike = {"queue_ms": 50, "own_ms": 100, "tpot_ms": 12, "hopeful": 20, "lost": 0, "used_up": 0.1}
 
-    def of(kind):
-        return kind(*(np.array(np.broadcast_to(columns.get(n, alike[n]), servers), float) for n in kind._fields))
+    def of(*names):
+        return (np.array(np.broadcast_to(columns.get(n, alike[n]), servers), float) for n in names)
 
-    return look_ahead(slo, of(Prospect), of(Company), spreads, arrivals_per_s, reuse_ratio).at_stake.tolist()
+    expected, company = prospect(*of("queue_ms", "own_ms", "tpot_ms")), Company(*of(*Company._fields))
+    return look_ahead(slo, expected, company, spreads, arrivals_per_s, reuse_ratio).at_stake.tolist()
 
 
 @pytest.mark.parametrize("late", [{"queue_ms": (2000, 50)}, {"own_ms": (2000, 100)}, {"tpot_ms": (40, 12)}])
@@ -74,7 +80,7 @@ def test_while_the_queues_of_the_pool_are_short_what_is_lost_goes_where_there_is
 def test_overload_goes_by_the_queues_of_the_pool(queue_ms, expected):
     columns = [np.array(column, float) for column in (queue_ms, (100, 100), (12, 12))]
     nobody = Company(*np.zeros((3, 2)))
-    outlook = look_ahead(SLO, Prospect(*columns), nobody, SPREADS, 0.0, 1.0)
+    outlook = look_ahead(SLO, prospect(*columns), nobody, SPREADS, 0.0, 1.0)
     assert outlook.overload_ratio == pytest.approx(expected)
 
 
@@ -82,7 +88,7 @@ def test_overload_goes_by_the_queues_of_the_pool(queue_ms, expected):
 def test_overload_goes_by_the_pace_of_the_pool_where_that_says_more(tpot_ms, expected):
     columns = [np.array(column, float) for column in ((50, 50), (100, 100), tpot_ms)]
     for slo in (SLO, Slo(tpot_ms=25.0)):
-        outlook = look_ahead(slo, Prospect(*columns), Company(*np.zeros((3, 2))), SPREADS, 0.0, 1.0)
+        outlook = look_ahead(slo, prospect(*columns), Company(*np.zeros((3, 2))), SPREADS, 0.0, 1.0)
         assert outlook.overload_ratio == pytest.approx(expected)
 
 
@@ -110,7 +116,7 @@ ANY_MS = st.floats(0, 1e12)
     st.floats(0, 1),
 )
 def test_it_is_a_number_above_0_whatever_is_expected(ttft_ms, tpot_ms, expected, arrivals_per_s, spread, reuse_ratio):
-    columns = dict(zip((*Prospect._fields, "lost", "used_up"), expected, strict=True))
+    columns = dict(zip(("queue_ms", "own_ms", "tpot_ms", "lost", "used_up"), expected, strict=True))
     for stake in at_stake(Slo(ttft_ms, tpot_ms), arrivals_per_s, Spreads(spread, spread), reuse_ratio, **columns):
         assert 0 < stake < np.inf
 
