@@ -17,7 +17,7 @@ How fast each server is is learned from its own answers (`epp.latency.endpoint_l
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -26,7 +26,8 @@ from epp.latency.endpoint_laws import EndpointLaws
 from epp.latency.types import Target
 from epp.ledger import Outcome
 from epp.plugins._arrivals import Arrivals
-from epp.plugins._company import Company, Pace, company_of
+from epp.plugins._company import Pace, company_of
+from epp.plugins._cost_explained import at_stake, factors
 from epp.plugins._lasting import Lasting
 from epp.plugins._latency_samples import measure
 from epp.plugins._odds import LEAST_TARGET_MS
@@ -37,10 +38,10 @@ from epp.plugins._reuse import Reuse
 from epp.plugins._signals import fresh
 from epp.plugins._slo import Slo, slo_of
 from epp.plugins._slow_start import without_held_back, zero_for_others
-from epp.plugins._targets_at_stake import Outlook, Prospect, Spreads, look_ahead
+from epp.plugins._targets_at_stake import Prospect, Spreads, look_ahead
 from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
-from epp.scheduling.cycle import Cycle, Explained
+from epp.scheduling.cycle import Cycle
 from epp.scheduling.data import (
     DEFAULT_PROMPT,
     IN_FLIGHT_LOAD,
@@ -111,6 +112,28 @@ class _Priced:
     stall_ratio: FloatArray
     all_by_ours: float
     in_time: FloatArray
+
+
+class _Met(NamedTuple):
+    """What a request meets at each candidate, by what was learned.
+
+    Attributes:
+        overhead_ms: what every first token takes.
+        per_token: ms, of a prompt.
+        backlog_ms: the prompts before it.
+        wait_ms: step, backlog and its own prompt.
+        step_ms: as is to be expected while its answer is made.
+        more_step_ms: what it adds to a step.
+        prefill_ratio: share of the time that goes to prompts.
+    """
+
+    overhead_ms: FloatArray
+    per_token: FloatArray
+    backlog_ms: FloatArray
+    wait_ms: FloatArray
+    step_ms: FloatArray
+    more_step_ms: FloatArray
+    prefill_ratio: FloatArray
 
 
 @dataclass(slots=True)
@@ -197,44 +220,48 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             self._arrivals.add(cycle.now_s)
         by_profile.append(priced)
         overhead, per_token, per_pair = self._laws(self._ttft, candidates)
-        own_ms = priced.own_ms = per_token * priced.uncached_tokens + per_pair * priced.pairs
-        backlog_ms = per_token * priced.tokens_before + per_pair * priced.pairs_before
         base, per_request, per_context, stall = self._laws(self._tpot, candidates)
+        own_ms = priced.own_ms = per_token * priced.uncached_tokens + per_pair * priced.pairs
+        priced.stall_ratio = np.minimum(stall, _MOST_STALL)
         there, now_s = priced.requests - 1.0, cycle.now_s
         step_ms = base + per_request * there + per_context * priced.context_tokens
         rows = slice(None) if candidates.everyone else candidates.rows
         self._progress.tick(rows, step_ms, there, priced.context_tokens, now_s)
-        stall = priced.stall_ratio = np.minimum(stall, _MOST_STALL)
+        backlog_ms = per_token * priced.tokens_before + per_pair * priced.pairs_before
         prefill_ratio = np.minimum(self._progress.prefill_ratios(rows, now_s), _MOST_PREFILL_RATIO)
         more_step_ms = per_request + per_context * _prompt_tokens(cycle)
-        more_ms = more_step_ms / (1.0 - prefill_ratio)
         wait_ms = base + backlog_ms + own_ms
-        slo = priced.slo
-        if not (slo.constrained and self._exponent > 0):
-            tpot_ms = step_ms / (1.0 - prefill_ratio) + more_ms
+        if not (priced.slo.constrained and self._exponent > 0):
+            tpot_ms = (step_ms + more_step_ms) / (1.0 - prefill_ratio)
             cost = wait_ms * priced.requests * tpot_ms
-            cycle.explain(self.name, candidates, _factors(priced, wait_ms, there, tpot_ms, cost))
+            cycle.explain(self.name, candidates, factors(priced.uncached_tokens, own_ms, wait_ms, there, tpot_ms, cost))
             return _scored(cost)
         lasting = self._lasting.on_average
         step_ms = base + per_request * lasting(there) + per_context * lasting(priced.context_tokens)
-        token_ms = step_ms / (1.0 - prefill_ratio)
+        met = _Met(overhead, per_token, backlog_ms, wait_ms, step_ms, more_step_ms, prefill_ratio)
+        return self._held_to_targets(cycle, candidates, priced, met)
+
+    def _held_to_targets(self, cycle: Cycle, candidates: Candidates, priced: _Priced, met: _Met) -> FloatArray:
+        slo, own_ms, stall, there = priced.slo, priced.own_ms, priced.stall_ratio, priced.requests - 1.0
+        left_ratio = 1.0 - met.prefill_ratio
+        token_ms, more_ms = met.step_ms / left_ratio, met.more_step_ms / left_ratio
         tpot_ms = token_ms + more_ms
-        pool_tpot_ms = float((step_ms + more_step_ms).mean()) / (1.0 - float(prefill_ratio.mean()))
+        pool_tpot_ms = float((met.step_ms + met.more_step_ms).mean()) / (1.0 - float(met.prefill_ratio.mean()))
         new_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
-        pace = Pace(token_ms, more_ms, stall * backlog_ms, stall * own_ms, stall * per_token, there)
-        in_flight = self._progress.in_flight(candidates.rows, candidates.everyone, now_s)
+        pace = Pace(token_ms, more_ms, stall * met.backlog_ms, stall * own_ms, stall * met.per_token, there)
+        in_flight = self._progress.in_flight(candidates.rows, candidates.everyone, cycle.now_s)
         company = company_of(in_flight, pace, slo.tpot_ms, self._tpot.spread, self._output_tokens, new_tokens)
-        prospect = Prospect(overhead + backlog_ms + cycle.waited_ms, own_ms, tpot_ms, pool_tpot_ms)
+        prospect = Prospect(met.overhead_ms + met.backlog_ms + cycle.waited_ms, own_ms, tpot_ms, pool_tpot_ms)
         spreads = Spreads(self._ttft.spread, self._tpot.spread)
         arrivals_per_s = self._arrivals.per_s * priced.all_by_ours / len(candidates)
         outlook = look_ahead(slo, prospect, company, spreads, arrivals_per_s, self._reuse.ratio)
         priced.in_time = outlook.in_time
-        priced_wait_ms = _priced_ms(slo.ttft_ms, wait_ms, late_counts=1.0 - outlook.overload_ratio)
+        wait_ms = _priced_ms(slo.ttft_ms, met.wait_ms, late_counts=1.0 - outlook.overload_ratio)
         held_up = there + outlook.overload_ratio * (company.hopeful - there)
-        price = priced_wait_ms * (held_up + 1.0) * _priced_ms(slo.tpot_ms, tpot_ms, late_counts=0.0)
+        price = wait_ms * (held_up + 1.0) * _priced_ms(slo.tpot_ms, tpot_ms, late_counts=0.0)
         cost = price * outlook.at_stake**self._exponent
-        explained = _factors(priced, wait_ms, there, tpot_ms, cost) | _at_stake(slo, prospect, company, outlook)
-        cycle.explain(self.name, candidates, explained)
+        explained = factors(priced.uncached_tokens, own_ms, met.wait_ms, there, tpot_ms, cost)
+        cycle.explain(self.name, candidates, explained | at_stake(slo, prospect, company, outlook))
         return _scored(cost)
 
     def _all_by_ours(self, load: InFlightLoad | None) -> float:
@@ -365,39 +392,6 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
 def _prompt_tokens(cycle: Cycle) -> float:
     prompt = cycle.get(DEFAULT_PROMPT)
     return 0.0 if prompt is None else float(prompt.tokens)
-
-
-def _factors(
-    priced: _Priced, wait_ms: FloatArray, there: FloatArray, tpot_ms: FloatArray, cost: FloatArray
-) -> dict[str, Explained]:
-    """What docs/routing.md says can be seen of the cost."""
-    return {
-        "cost": cost,
-        "wait_ms": wait_ms,
-        "uncached_tokens": priced.uncached_tokens,
-        "prefill_ms": priced.own_ms,
-        "requests": there,
-        "tpot_ms": tpot_ms,
-    }
-
-
-def _at_stake(slo: Slo, prospect: Prospect, company: Company, outlook: Outlook) -> dict[str, Explained]:
-    """The same of a request with targets."""
-    stakes = outlook.stakes
-    return {
-        "queue_ms": prospect.queue_ms,
-        "hopeful_requests": company.hopeful,
-        "at_stake": outlook.at_stake,
-        "at_stake_own": stakes.own,
-        "at_stake_others": stakes.others,
-        "at_stake_followers": stakes.followers,
-        "at_stake_meanwhile": stakes.meanwhile,
-        "at_stake_own_slack": stakes.own_slack,
-        "at_stake_others_slack": stakes.others_slack,
-        "ttft_target_ms": slo.ttft_ms,
-        "tpot_target_ms": slo.tpot_ms,
-        "overload_ratio": outlook.overload_ratio,
-    }
 
 
 def _scored(cost: FloatArray) -> FloatArray:
