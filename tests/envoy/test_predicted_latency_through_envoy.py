@@ -19,7 +19,8 @@ from epp.sim.server import SERVER_HEADER, SimServer
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("envoy_binary"), pytest.mark.asyncio(loop_scope="module")]
 
-# The profile that llm-d's chart makes for predicted latency, its pool read from a file.
+# The profile that llm-d's chart makes for predicted latency, its pool read from a file. Tests count predictions, and a
+# machine that pauses must not have some of them left out as too long.
 CONFIG = """
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -34,6 +35,7 @@ plugins:
     insecureSkipVerify: true
 - type: core-metrics-extractor
 - type: predicted-latency-producer
+  parameters: {budgetMs: 60000}
 - type: prefix-cache-affinity-filter
   name: strict-affinity-filter
   parameters:
