@@ -6,7 +6,8 @@ reference to a prompt is kept, so the ring neither shows one nor holds its memor
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -63,6 +64,26 @@ class _Record(NamedTuple):
     explanations: Explanations | None = None
 
 
+class Selection(NamedTuple):
+    """Which of the decisions that are kept are told.
+
+    Attributes:
+        most: so many of the newest; `None`: all.
+        x_request_id: only those of the request with this id; `None`: of any request, and refusals of none.
+    """
+
+    most: int | None = None
+    x_request_id: str | None = None
+
+    def wants(self, record: _Record) -> bool:
+        if self.x_request_id is None:
+            return True
+        return record.request is not None and record.request.x_request_id == self.x_request_id
+
+
+ALL: Final = Selection()
+
+
 class DecisionRing:
     """The last `capacity` decisions and denials."""
 
@@ -98,10 +119,10 @@ class DecisionRing:
             )
         )
 
-    def render(self, now_s: float, limit: int | None = None) -> list[dict[str, Any]]:
+    def render(self, now_s: float, selection: Selection = ALL) -> list[dict[str, Any]]:
         """Newest first, as plain JSON values. `now_s`: the clock of the cycles, to tell ages."""
-        newest = list(self._records)[::-1][:limit]
-        return [_rendered(record, now_s) for record in newest]
+        wanted = filter(selection.wants, reversed(self._records))
+        return [_rendered(record, now_s) for record in islice(wanted, selection.most)]
 
 
 def _rendered(record: _Record, now_s: float) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from epp.observe.records import Selection
 from epp.scheduling.plugin import Plugin
 from epp.server.admin_guard import Guard
 from epp.server.health import HealthState
@@ -39,8 +40,8 @@ class Pages(Protocol):
     async def collect(self) -> None:
         """Bring the counts in the registry up to date."""
 
-    async def state(self) -> Mapping[str, Any]:
-        """For `/debug/state`; `decisions` are the last ones, newest first."""
+    async def state(self, selection: Selection) -> Mapping[str, Any]:
+        """For `/debug/state`; `decisions` are those of the last that are selected, newest first."""
 
     async def plugins(self) -> Mapping[str, Any]:
         """For `/debug/plugins/state`: by name what each plugin keeps."""
@@ -126,12 +127,7 @@ class AdminServer:
     async def _debug_state(self, request: web.Request) -> web.Response:
         """`decisions=N` shows the last N only, `id=X` those of the request with this x-request-id."""
         asked = _asked(request, "decisions", "id")
-        wanted, most = asked.get("id"), _most(asked.get("decisions"))
-        shown = dict(await self._pages.state())
-        if wanted is not None:
-            shown["decisions"] = [d for d in shown["decisions"] if (d["request"] or {}).get("x_request_id") == wanted]
-        shown["decisions"] = shown["decisions"][:most]
-        return _json(shown)
+        return _json(await self._pages.state(Selection(_most(asked.get("decisions")), asked.get("id"))))
 
     async def _debug_plugins(self, request: web.Request) -> web.Response:
         _asked(request)

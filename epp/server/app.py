@@ -17,6 +17,7 @@ import uvloop
 from epp.compiled import build_in_words
 from epp.ledger import Ledger
 from epp.observe import logs
+from epp.observe.records import Selection
 from epp.problem import Problem
 from epp.server import serving, upkeep
 from epp.server.admin import AdminServer
@@ -132,12 +133,12 @@ class Picker:
     async def plugins(self) -> Mapping[str, Any]:
         return await self._front.plugins()
 
-    async def state(self) -> Mapping[str, Any]:
+    async def state(self, selection: Selection) -> Mapping[str, Any]:
         now_s = self._state.clock()
         return self._state.describe(self._upkeep.scrape_stats, now_s) | {
             "ready": self._health.ready,
             "not_ready": self._health.reasons(),
             "remote_predictor": self._upkeep.remote_state(now_s),
             "kubernetes": self._upkeep.kubernetes(),
-            **await self._front.describe(),
+            **await self._front.describe(selection),
         }

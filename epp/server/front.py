@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from epp.observe.records import Selection
 from epp.server import serving
 from epp.server.access_log.service import AccessLogService
 from epp.server.admin import plugin_states
@@ -39,8 +40,8 @@ class Front(Protocol):
     async def collect(self) -> None:
         """Bring the counts of the picker's state up to date."""
 
-    async def describe(self) -> dict[str, Any]:
-        """For the debug page: the ledger, the process, the last decisions."""
+    async def describe(self, selection: Selection) -> dict[str, Any]:
+        """For the debug page: the ledger, the process, those of the last decisions that are selected."""
 
     async def plugins(self) -> Mapping[str, Any]:
         """For the debug page: by name, what each plugin keeps."""
@@ -77,8 +78,8 @@ class InProcess:
     async def collect(self) -> None:
         pass
 
-    async def describe(self) -> dict[str, Any]:
-        return self._state.decided()
+    async def describe(self, selection: Selection) -> dict[str, Any]:
+        return self._state.decided(selection)
 
     async def plugins(self) -> Mapping[str, Any]:
         return plugin_states(self._state.config.plugins)

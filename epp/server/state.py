@@ -23,7 +23,7 @@ from epp.latency.types import Sample
 from epp.ledger import Ledger
 from epp.observe.metrics import Metrics
 from epp.observe.observer import RequestObserver
-from epp.observe.records import DecisionRing
+from epp.observe.records import DecisionRing, Selection
 from epp.observe.trace import TraceRecorder
 from epp.observe.trace_file import TraceCounts
 from epp.pool.snapshot import Snapshot
@@ -144,10 +144,10 @@ class PickerState:
             "predictor": self.predictor.state(now_s) if self.predicts else None,
         }
 
-    def decided(self) -> dict[str, Any]:
+    def decided(self, selection: Selection) -> dict[str, Any]:
         """The same, of what this process decided."""
         return {
             "ledger": debug.ledger_state(self.ledger),
             "process": debug.process_state(),
-            "decisions": self.ring.render(self.clock()),
+            "decisions": self.ring.render(self.clock(), selection),
         }

@@ -97,6 +97,13 @@ async def test_workers_know_what_the_other_has_in_flight_and_cached_and_end_with
         for decision in later:
             scores = {best["endpoint"]: best["scores"] for best in decision["profiles"]["default"]["best"]}
             assert scores.get(knowing, {"prefix-cache-scorer": 1.0})["prefix-cache-scorer"] == 1.0
+        for worker in (0, 1):
+            asked = next(d["request"]["x_request_id"] for d in later if d["worker"] == worker)
+            alone = json.loads(await picker.ask(f"/debug/state?id={asked}"))["decisions"]
+            assert [(d["worker"], d["request"]["x_request_id"]) for d in alone] == [(worker, asked)]
+        few = json.loads(await picker.ask("/debug/state?decisions=3"))["decisions"]
+        assert [d["request"] for d in few] == [d["request"] for d in state["decisions"][:3]]
+
         site.go_on()
         for response in streams:
             await response.read()

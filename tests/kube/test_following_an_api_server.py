@@ -40,6 +40,7 @@ from epp.kube.reflector import ReflectorTimings
 from epp.kube.resources import LEASES, LEGACY_GROUP, OBJECTIVES, PODS, POOLS, REWRITES, Resource
 from epp.kube.reviews import REMEMBER_S, Reviewer
 from epp.kube.selector import parse_selector
+from epp.observe.records import Selection
 from epp.pool.store import PoolStore
 from epp.problem import Problem
 from epp.server.admin import AdminServer
@@ -345,7 +346,7 @@ async def test_without_a_way_to_an_api_server_there_is_no_start(tmp_path: Path) 
 class NoPages:
     async def collect(self) -> None: ...
 
-    async def state(self) -> dict[str, Any]:
+    async def state(self, selection: Selection) -> dict[str, Any]:
         return {"decisions": []}
 
     async def plugins(self) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import orjson
+import pytest
 from observed_world import SnapshotOf, endpoints
 
 from epp.inference.request import Prompt, Request
-from epp.observe.records import MAX_ROWS, DecisionRing
+from epp.observe.records import MAX_ROWS, DecisionRing, Selection
 from epp.pool.snapshot import EndpointSignals, Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
@@ -105,7 +106,48 @@ def test_the_ring_is_bounded_and_newest_first(snapshot_of: SnapshotOf) -> None:
     for i in range(10):
         record(ring, snapshot_of(EndpointSignals()), [1.0], picked=0, id=f"stream-{i}")
     assert [r["request"]["id"] for r in ring.render(11.0)] == ["stream-9", "stream-8", "stream-7"]
-    assert len(ring.render(11.0, limit=1)) == 1
+
+
+class Note:
+    """Told as text only."""
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def __str__(self) -> str:
+        self.told += 1
+        return "noted"
+
+
+@pytest.mark.parametrize(
+    ("selection", "told"),
+    [
+        (Selection(), [5, 4, 3, 2, 1, 0]),
+        (Selection(most=2), [5, 4]),
+        (Selection(most=0), []),
+        (Selection(most=10**9), [5, 4, 3, 2, 1, 0]),
+        (Selection(x_request_id="even"), [4, 2, 0]),
+        (Selection(most=2, x_request_id="odd"), [5, 3]),
+        (Selection(x_request_id="nobody"), []),
+    ],
+    ids=["all", "two", "none", "more than there are", "of one request", "two of one request", "of nobody"],
+)
+def test_only_what_is_asked_for_is_made_into_a_page(selection: Selection, told: list[int]) -> None:
+    ring, notes = DecisionRing(), [Note() for _ in range(6)]
+    for i, note in enumerate(notes):
+        headers = {"x-request-id": "odd" if i % 2 else "even"}
+        cycle = Cycle(Request(id=f"stream-{i}", headers=headers), 1.0, random.Random(1), notes={"plugin": note})
+        ring.request_refused(cycle.request, Denial.no_endpoints("none"), cycle, 0.001)
+    rendered = ring.render(11.0, selection)
+    assert [entry["request"]["id"] for entry in rendered] == [f"stream-{i}" for i in told]
+    assert [note.told for note in notes] == [int(i in told) for i in range(6)]
+
+
+def test_a_refusal_of_what_was_no_request_is_nobodys() -> None:
+    ring = DecisionRing()
+    ring.request_refused(None, Denial.bad_request("no"), None, 0.1)
+    assert len(ring.render(11.0)) == 1
+    assert ring.render(11.0, Selection(x_request_id="")) == []
 
 
 def test_a_thousand_endpoints_and_odd_numbers_give_capped_and_valid_json() -> None:

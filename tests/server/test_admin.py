@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from epp.inference.request import Request
 from epp.ledger import Ledger
+from epp.observe.records import DecisionRing, Selection
+from epp.scheduling.decision import Denial
 from epp.scheduling.plugin import IgnoredParameters, Plugin, Services
 from epp.server.admin import AdminServer, plugin_states
 from epp.server.health import HealthState
@@ -46,13 +49,17 @@ class Shown:
         if self._counter is not None:
             self._counter.inc()
 
-    async def state(self) -> Mapping[str, Any]:
+    async def state(self, selection: Selection) -> Mapping[str, Any]:
+        ring = DecisionRing()
+        ring.request_refused(None, Denial.bad_request("no"), None, 0.1)
+        for name in ("a", "b", "c"):
+            ring.request_refused(Request(id=name, headers={"x-request-id": name}), Denial.bad_request("no"), None, 0.1)
         return {
             "load": math.inf,
             "waiting": math.nan,
             "array": np.array([1.0]),
             "set": frozenset(),
-            "decisions": [{"request": {"x_request_id": name}} for name in ("c", "b", "a")] + [{"request": None}],
+            "decisions": ring.render(1.0, selection),
         }
 
     async def plugins(self) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from epp.observe.records import ALL, Selection
 from epp.server.workers.channel import PARENT, Channel, Frame
 from epp.server.workers.handoff import hand_over
 from epp.server.workers.messages import Answer, Kind, Question
@@ -114,12 +115,12 @@ class Link:
         self.connections += 1
         return True
 
-    async def ask(self, what: str, timeout_s: float) -> Any:
+    async def ask(self, what: str, timeout_s: float, selection: Selection = ALL) -> Any:
         """See `Question`. Raises TimeoutError if there is no answer in time, or never will be."""
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
-        self.send(Kind.ASK, Question(number, what))
+        self.send(Kind.ASK, Question(number, what, selection))
         try:
             return await asyncio.wait_for(answer, timeout_s)
         except asyncio.CancelledError:

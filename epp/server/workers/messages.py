@@ -6,6 +6,7 @@ from typing import Any
 
 from epp.kube.policies import Rewrites
 from epp.latency.predictor import PredictorState
+from epp.observe.records import ALL, Selection
 from epp.pool.endpoint import Endpoint
 from epp.pool.snapshot import EndpointSignals
 from epp.server.tls import KeyPair
@@ -111,10 +112,12 @@ class Question:
     Attributes:
         number: the answer carries it.
         what: `counts`, `state` or `plugins`.
+        selection: which decisions are to be in the `state`.
     """
 
     number: int
     what: str
+    selection: Selection = ALL
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from epp.ledger import Ledger
+from epp.observe.records import Selection
 from epp.problem import Problem
 from epp.scheduling.plugin import Services
 from epp.server import serving
@@ -100,17 +101,20 @@ class Workers:
     async def collect(self) -> None:
         await self._supervisor.ask("counts")
 
-    async def describe(self) -> dict[str, Any]:
-        answers = await self._supervisor.ask("state")
+    async def describe(self, selection: Selection) -> dict[str, Any]:
+        answers = await self._supervisor.ask("state", selection)
         workers = self._supervisor.describe()
         for worker in workers:
             answer = answers.get(worker["worker"], {})
             worker |= {name: answer.get(name) for name in ("requests", "ledger", "process")}
         ledgers = [answer["ledger"] for answer in answers.values()]
-        return self._state.decided() | {
+        return self._state.decided(selection) | {
             "workers": workers,
             "ledger": {name: sum(ledger[name] for ledger in ledgers) for name in ("streams", "requests", "tokens")},
-            "decisions": merged({number: answer["decisions"] for number, answer in answers.items()}),
+            "decisions": merged(
+                {number: answer["decisions"] for number, answer in answers.items()},
+                MOST_DECISIONS if selection.most is None else min(selection.most, MOST_DECISIONS),
+            ),
         }
 
     async def plugins(self) -> Mapping[str, Any]:
@@ -123,8 +127,8 @@ class Workers:
         }
 
 
-def merged(decisions: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Decisions of several workers as one list, newest first, each with its worker's number.
+def merged(decisions: Mapping[int, Sequence[Mapping[str, Any]]], most: int) -> list[dict[str, Any]]:
+    """Decisions of several workers as one list, newest first, each with its worker's number; at most so many.
 
     A refusal without an age is as old as the decision before it.
     """
@@ -134,4 +138,4 @@ def merged(decisions: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[dict[st
         for place, decision in enumerate(of_worker):
             age_s = age_s if decision["age_s"] is None else decision["age_s"]
             aged.append((age_s, number, place, {**decision, "worker": number}))
-    return [decision for *_, decision in sorted(aged, key=lambda entry: entry[:3])[:MOST_DECISIONS]]
+    return [decision for *_, decision in sorted(aged, key=lambda entry: entry[:3])[:most]]

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+from epp.observe.records import ALL, Selection
 from epp.observe.workers import WorkerMetrics
 from epp.problem import Problem
 from epp.server import upkeep
@@ -256,10 +257,12 @@ class Supervisor:
 
     # --- for pages ----------------------------------------------------------------------------------------------------
 
-    async def ask(self, what: str) -> dict[int, Any]:
+    async def ask(self, what: str, selection: Selection = ALL) -> dict[int, Any]:
         """What each worker answers, of those that do; see `Question`."""
         asked = [link for link in self._links if link.ready]
-        answers = await asyncio.gather(*(link.ask(what, ANSWER_TIMEOUT_S) for link in asked), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(link.ask(what, ANSWER_TIMEOUT_S, selection) for link in asked), return_exceptions=True
+        )
         return {
             link.number: answer
             for link, answer in zip(asked, answers, strict=True)

@@ -22,9 +22,10 @@ import uvloop
 from epp.latency.model import Model
 from epp.ledger import Ledger
 from epp.observe import logs
+from epp.observe.records import Selection
 from epp.observe.trace import path_of_worker
 from epp.observe.workers import WorkerMetrics
-from epp.server import debug, serving, upkeep
+from epp.server import serving, upkeep
 from epp.server.access_log.service import AccessLogService
 from epp.server.admin import plugin_states
 from epp.server.health import HealthState
@@ -248,15 +249,13 @@ class Worker:
         if question.what == "counts":
             self._say_counts()
         elif question.what == "state":
-            content = self._describe()
+            content = self._describe(question.selection)
         else:
             content = plugin_states(self._state.config.plugins)
         self._channel.send(Kind.ANSWER, Answer(question.number, content))
 
-    def _describe(self) -> Mapping[str, Any]:
+    def _describe(self, selection: Selection) -> Mapping[str, Any]:
         return {
             "requests": int(sum(count.value for count in self._state.metrics.requests.total.children.values())),
-            "ledger": debug.ledger_state(self._state.ledger),
-            "process": debug.process_state(),
-            "decisions": self._state.ring.render(self._state.clock()),
+            **self._state.decided(selection),
         }

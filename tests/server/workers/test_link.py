@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from epp.observe.records import Selection
 from epp.server.workers import link as link_module
 from epp.server.workers.channel import Channel, Frame, packed
 from epp.server.workers.handoff import take_over
@@ -77,9 +78,10 @@ async def test_it_tells_of_itself(link: Link, far: Far, heard: asyncio.Queue[Fra
 
 
 async def test_answers_find_their_questions(link: Link, far: Far) -> None:
-    asked = [asyncio.create_task(link.ask(what, 20)) for what in ("state", "plugins")]
+    few = Selection(most=3, x_request_id="a")
+    asked = [asyncio.create_task(question) for question in (link.ask("state", 20, few), link.ask("plugins", 20))]
     questions = [(await far.frames.get()).open() for _ in asked]
-    assert questions == [Question(1, "state"), Question(2, "plugins")]
+    assert questions == [Question(1, "state", few), Question(2, "plugins")]
     for number in (9, 2, 1):
         far.channel.send(Kind.ANSWER, Answer(number, f"to {number}"))
     assert await asyncio.gather(*asked) == ["to 1", "to 2"]

@@ -42,7 +42,8 @@ def test_decisions_are_merged_by_age_and_carry_their_worker() -> None:
         {
             0: [decision(1.0, "a"), decision(None, "b"), decision(4.0, "c")],
             1: [decision(None, "d"), decision(2.0, "e"), decision(3.0, "f")],
-        }
+        },
+        256,
     )
     assert [(entry["name"], entry["worker"]) for entry in newest_first] == [
         ("d", 1),
@@ -52,4 +53,5 @@ def test_decisions_are_merged_by_age_and_carry_their_worker() -> None:
         ("f", 1),
         ("c", 0),
     ]
-    assert len(merged({n: [decision(float(age), "x") for age in range(200)] for n in range(3)})) == 256
+    many = {n: [decision(float(age), "x") for age in range(200)] for n in range(3)}
+    assert [len(merged(many, most)) for most in (256, 2, 0)] == [256, 2, 0]
