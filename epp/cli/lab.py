@@ -10,6 +10,7 @@ from epp.cli.lab_flags import (
     add_how_many,
     add_outputs,
     add_scene,
+    group_of,
     jobs_of,
     like_of,
     policies_of,
@@ -40,6 +41,7 @@ examples:
   epp lab sweep --workload azure-conv --pool h100x4     how much each policy can carry within the targets
   epp lab faults --policies ours,lmetric                while servers die, slow, restart and join
   epp lab table --quick             every workload, a few policies, a minute on two free cores
+  epp lab table --workloads held-out    three more, on which nothing was tuned
   epp lab fit --url http://10.0.0.1:8000 --model llama --out mine.json
   epp lab run --pool mine.jsonx4    that server, four times
   epp lab list                      workloads, policies, shapes of servers
@@ -137,8 +139,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from epp.lab.table import POOL, goodput_table, pairs_on
 
     keep_apart(arguments)
-    every_pair = pairs_on(None if arguments.pool == POOL else arguments.pool)
-    pairs = list(every_pair) if arguments.workload == "all" else [scene_of(arguments)]
+    pool = None if arguments.pool == POOL else arguments.pool
+    group = group_of(arguments)
+    pairs = [scene_of(arguments)] if group is None else list(pairs_on(pool, tuple(group)))
     policies, like, jobs = policies_of(arguments), like_of(arguments), jobs_of(arguments)
     print_trace(arguments)
     knees = knees_of(pairs, jobs)
@@ -160,7 +163,8 @@ def _add_table(actions: Any) -> None:
         "table",
         help="the full table: all workloads, mixed hardware, all policies, four loads, three seeds",
         description="All workloads on four H100, and one on mixed hardware; all policies;\n"
-        "loads 0.5, 0.8, 1.0 and 1.2; three seeds. About half an hour on two free cores.",
+        "loads 0.5, 0.8, 1.0 and 1.2; three seeds. About half an hour on two free cores.\n"
+        "Three more, on which nothing was tuned, are there with --workloads held-out.",
     )
     table.set_defaults(run=_table)
     table.add_argument(
@@ -172,7 +176,12 @@ def _add_table(actions: Any) -> None:
     table.add_argument(
         "--pool", type=utf8, metavar="POOL", help="all of it on this one instead, e.g. a100x6 or h100x3+l40sx3"
     )
-    table.add_argument("--workloads", type=names, metavar="A[,B…]", help="only these")
+    table.add_argument(
+        "--workloads",
+        type=names,
+        metavar="A[,B…]",
+        help="only these; `held-out`: those that `epp lab list` has under this name, which are not in the full table",
+    )
     table.add_argument("--loads", type=loads, metavar="X[,X…]", help="only these")
     table.add_argument("--seeds", type=seeds, metavar="N", help="runs of each")
     table.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one per core)")
@@ -184,6 +193,7 @@ def _table(arguments: argparse.Namespace) -> int:
     from epp.lab.comparison import compare, knees_of, specs_of
     from epp.lab.runs import policy_of, workload_of
     from epp.lab.spec import RunSpec
+    from epp.lab.workloads.catalogue import GROUPS, by_name
 
     keep_apart(arguments)
     quick = arguments.quick
@@ -192,13 +202,12 @@ def _table(arguments: argparse.Namespace) -> int:
         policies = table.ALL_POLICIES
     for name in policies:
         policy_of(name)
-    for name in arguments.workloads or ():
+    wanted = [one for name in arguments.workloads or ("all",) for one in GROUPS.get(name, (name,))]
+    for name in wanted:
         workload_of(name)
-    pairs = [
-        pair for pair in table.pairs_on(arguments.pool) if arguments.workloads is None or pair[0] in arguments.workloads
-    ]
-    if strange := set(arguments.workloads or ()) - {workload for workload, _ in pairs}:
-        raise Problem(f"--workloads {sorted(strange)[0]}: a trace is for `epp lab run --trace`, not for the table")
+        if by_name(name) is None:
+            raise Problem(f"--workloads {name}: a trace is for `epp lab run --trace`, not for the table")
+    pairs = table.pairs_on(arguments.pool, [name for group in GROUPS.values() for name in group if name in wanted])
     jobs = jobs_of(arguments)
     knees = knees_of(pairs, jobs)
     specs = specs_of(
@@ -250,12 +259,13 @@ def _list(arguments: argparse.Namespace) -> int:
     from epp.lab import oracle
     from epp.lab.policies.catalogue import POLICIES
     from epp.lab.pools import ENGINES, SHORT
-    from epp.lab.workloads.catalogue import WORKLOADS
+    from epp.lab.workloads.catalogue import GROUPS
 
-    print("workloads")
-    for workload in WORKLOADS.values():
-        targets = f"targets: TTFT {workload.targets.ttft_ms:g} ms, TPOT {workload.targets.tpot_ms:g} ms"
-        print(f"  {workload.name:26} {workload.about}; {targets}")
+    for group, workloads in GROUPS.items():
+        print("workloads" if group == "all" else f"workloads, {group}: nothing was tuned on them")
+        for workload in workloads.values():
+            targets = f"targets: TTFT {workload.targets.ttft_ms:g} ms, TPOT {workload.targets.tpot_ms:g} ms"
+            print(f"  {workload.name:26} {workload.about}; {targets}")
     print("policies")
     for policy in (*POLICIES.values(), oracle.policy_of()):
         print(f"  {policy.name:26} {policy.about}")

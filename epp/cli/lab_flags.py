@@ -16,18 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from epp.lab.comparison import Row
-    from epp.lab.workloads.workload import Targets
+    from epp.lab.workloads.workload import Targets, Workload
 
 
 def add_scene(parser: Any, several: bool = False) -> None:
-    """What is simulated, the rate left open; `several`: `--workload all` is something."""
+    """What is simulated, the rate left open; `several`: --workload may name a group."""
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--workload",
         type=utf8,
         default="azure-conv",
         metavar="NAME",
-        help="see `epp lab list`" + ("; `all`: those of `epp lab table`" if several else "") + " (default %(default)s)",
+        help="see `epp lab list`"
+        + ("; `all`: those of `epp lab table`; `held-out`: those of this name" if several else "")
+        + " (default %(default)s)",
     )
     what.add_argument(
         "--trace",
@@ -136,6 +138,13 @@ def scene_of(arguments: argparse.Namespace) -> tuple[str, str]:
     return workload, arguments.pool
 
 
+def group_of(arguments: argparse.Namespace) -> "Mapping[str, Workload] | None":
+    """The workloads that --workload stands for, if it stands for several."""
+    from epp.lab.workloads.catalogue import GROUPS
+
+    return GROUPS.get(arguments.workload)
+
+
 def print_trace(arguments: argparse.Namespace) -> None:
     """How much of a recorded trace there is, and at which rate it came."""
     from epp.lab.runs import workload_of
@@ -174,7 +183,7 @@ def like_of(arguments: argparse.Namespace) -> Any:
     from epp.lab.pools import parse_pool
     from epp.lab.spec import RunSpec, parse_fault
 
-    workload, pool = scene_of(arguments) if arguments.workload != "all" else ("", arguments.pool)
+    workload, pool = scene_of(arguments) if group_of(arguments) is None else ("", arguments.pool)
     faults = tuple(getattr(arguments, "fault", ()))
     for fault in faults:
         parse_fault(fault, parse_pool(pool))
@@ -200,7 +209,7 @@ def _targets_of(arguments: argparse.Namespace, workload: str) -> "Targets | None
     if arguments.slo_ttft_ms is None and arguments.slo_tpot_ms is None:
         return None
     if not workload:
-        raise Problem("--slo-ttft-ms and --slo-tpot-ms are for one workload, not for all")
+        raise Problem("--slo-ttft-ms and --slo-tpot-ms are for one workload, not for several")
     own = workload_of(workload).targets
     return Targets(arguments.slo_ttft_ms or own.ttft_ms, arguments.slo_tpot_ms or own.tpot_ms)
 

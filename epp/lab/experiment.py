@@ -5,7 +5,7 @@ See `epp.lab.world`, which runs them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epp.lab.prompts import Prompt, Segment
 from epp.latency.predictor import Predictor, PredictorOptions
@@ -13,6 +13,9 @@ from epp.latency.types import Source, Target
 from epp.pool.endpoint import Endpoint
 from epp.scheduling.plugin import Plugin, Services
 from epp.sim.config import EngineConfig
+
+if TYPE_CHECKING:
+    from epp.lab.workloads.workload import Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class LabRequest:
         max_output_tokens: what the client set as a limit, which the picker reads; `None`: nothing.
         answer: the answer as a segment of `output_tokens`, if a later prompt repeats it.
         headers: what the picker reads, latency targets among them. Shared between requests.
+        targets: its own, whatever those of its workload or its run are; `None`: it has those.
     """
 
     at_s: float
@@ -51,6 +55,7 @@ class LabRequest:
     max_output_tokens: int | None = None
     answer: Segment | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    targets: "Targets | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,7 @@ class Served:
         status: 429 and the like if the picker refused it; `None` until it is answered, or if the answer broke off.
         cached_tokens: of the prompt, found in the server's cache.
         actual_ms: from dispatch; TTFT and TPOT of a stream, E2E of any other answer; nothing of an error.
+        targets: its own, as in `LabRequest`.
     """
 
     number: int
@@ -181,6 +187,7 @@ class Served:
     promised: dict[Target, Promised] = field(default_factory=dict)
     actual_ms: dict[Target, float] = field(default_factory=dict)
     ended_s: float | None = None
+    targets: "Targets | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ Figures = Mapping[str, float | None]
 class Result:
     """
     Attributes:
-        targets: what was measured against.
+        targets: what was measured against, but of requests with targets of their own.
         knee_rps: of workload and pool, if the rate was chosen by it.
         figures: by name; see `figures_of`. Times are in ms.
         curves: of TTFT, TPOT and E2E, the percentiles 1 to 100.
@@ -110,8 +110,8 @@ def figures_of(served: Sequence[Served], targets: Targets, quantile: float) -> d
         "requests": float(len(served)),
         "failed": float(sum(s.status != 200 for s in served)),
         "attainment": attainment(served, *targets),
-        "ttft_attainment": attainment(served, targets.ttft_ms, float("inf")),
-        "tpot_attainment": attainment(served, float("inf"), targets.tpot_ms),
+        "ttft_attainment": attainment(served, targets.ttft_ms, None),
+        "tpot_attainment": attainment(served, None, targets.tpot_ms),
         "hit_ratio": hit_ratio(served),
     }
     for name, values in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)):

@@ -15,7 +15,7 @@ from epp.lab.pools import parse_pool
 from epp.lab.race import fewest_lost
 from epp.lab.result import Result, measured_of, result_of
 from epp.lab.spec import RunSpec, parse_fault
-from epp.lab.workloads.catalogue import WORKLOADS
+from epp.lab.workloads.catalogue import HELD_OUT, WORKLOADS, by_name
 from epp.lab.workloads.traces import read_trace
 from epp.lab.workloads.workload import Clients, Targets, Workload, schedule
 from epp.lab.world import run
@@ -50,13 +50,12 @@ def policy_of(name: str) -> Policy:
 
 def workload_of(name: str) -> Workload:
     """A workload by its name, or the trace in a file. Raises `Problem`."""
-    if (workload := WORKLOADS.get(name)) is not None:
+    if (workload := by_name(name)) is not None:
         return workload
     path = Path(name)
     if path.suffix not in (".csv", ".jsonl", ".json"):
-        raise Problem(
-            f"no workload is called {name!r}; there are {', '.join(WORKLOADS)}, and traces by path: .csv, .jsonl, .json"
-        )
+        known = ", ".join((*WORKLOADS, *HELD_OUT))
+        raise Problem(f"no workload is called {name!r}; there are {known}, and traces by path: .csv, .jsonl, .json")
     return _trace(path)
 
 

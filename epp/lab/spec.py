@@ -22,7 +22,7 @@ class RunSpec:
     """One run: same spec, same result to the last digit.
 
     Attributes:
-        workload: a name of `WORKLOADS`, or the path of a trace file.
+        workload: a name of `WORKLOADS` or `HELD_OUT`, or the path of a trace file.
         pool: as `epp.lab.pools.parse_pool` reads it.
         policy: a name of `POLICIES`, `oracle`, or the path of an EndpointPickerConfig.
         rate_rps: mean arrival rate.

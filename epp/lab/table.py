@@ -13,7 +13,7 @@ from epp.lab.workloads.catalogue import WORKLOADS
 
 POOL = "h100x4"
 MIXED_POOL = "h100x2+a100x2"
-PAIRS: tuple[tuple[str, str], ...] = (*((name, POOL) for name in WORKLOADS), ("azure-conv", MIXED_POOL))
+ON_MIXED = "azure-conv"
 LOADS = (EASY_LOAD, 0.8, 1.0, 1.2)
 SEEDS = 3
 SCALE = 0.6  # of the length of runs, so that all of it takes half an hour on two cores
@@ -27,9 +27,12 @@ _AT_LOADS = (EASY_LOAD, 0.8)
 _OWN_KNEE_IS = "Each policy's own knee: what it answers per second when more comes than it can do"
 
 
-def pairs_on(pool: str | None) -> tuple[tuple[str, str], ...]:
-    """All workloads on that pool; `None`: those of the table."""
-    return PAIRS if pool is None else tuple((name, pool) for name in WORKLOADS)
+def pairs_on(pool: str | None, workloads: Sequence[str] = tuple(WORKLOADS)) -> tuple[tuple[str, str], ...]:
+    """These workloads on that pool. `None`: on that of the table, and azure-conv on mixed hardware, too."""
+    if pool is not None:
+        return tuple((name, pool) for name in workloads)
+    on_mixed = [(ON_MIXED, MIXED_POOL)] if ON_MIXED in workloads else []
+    return (*((name, POOL) for name in workloads), *on_mixed)
 
 
 def summary(rows: Sequence[Row], markdown: bool) -> str:

@@ -183,7 +183,7 @@ class World:
     def _arrive(self, planned: LabRequest, schedule: Iterator[LabRequest]) -> None:
         self._plan_next(schedule)
         number, prompt = len(self.served), text_of(planned.prompt)
-        served = Served(number, self.now_s, streamed=planned.streaming)
+        served = Served(number, self.now_s, streamed=planned.streaming, targets=planned.targets)
         served.prompt_tokens, served.output_tokens = tokens_of(planned.prompt), planned.output_tokens
         self.served.append(served)
         request = Request(

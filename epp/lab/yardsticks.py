@@ -89,14 +89,23 @@ def coverage(served: Iterable[Served], target: Target, quantile: float) -> float
     )
 
 
-def keeps(served: Served, ttft_ms: float, tpot_ms: float) -> bool:
-    """Whether a stream kept both targets; one that failed or was refused did not."""
+def keeps(served: Served, ttft_ms: float | None, tpot_ms: float | None) -> bool:
+    """Whether a stream kept both targets, or its own where it has some; one that failed or was refused did not. `None`:
+    this one is not asked for."""
+    own = served.targets
     infinite = float("inf")
-    return served.actual_ms.get(Target.TTFT, infinite) <= ttft_ms and served.actual_ms.get(Target.TPOT, 0.0) <= tpot_ms
+    ttft_allowed_ms = infinite if ttft_ms is None else own.ttft_ms if own else ttft_ms
+    tpot_allowed_ms = infinite if tpot_ms is None else own.tpot_ms if own else tpot_ms
+    first_ms = served.actual_ms.get(Target.TTFT)
+    return (
+        first_ms is not None
+        and first_ms <= ttft_allowed_ms
+        and served.actual_ms.get(Target.TPOT, 0.0) <= tpot_allowed_ms
+    )
 
 
-def attainment(served: Iterable[Served], ttft_ms: float, tpot_ms: float) -> float | None:
-    """The share of streams, failed and refused ones included, that kept both targets."""
+def attainment(served: Iterable[Served], ttft_ms: float | None, tpot_ms: float | None) -> float | None:
+    """The share of streams, failed and refused ones included, that kept both targets, as `keeps` has it."""
     return mean(float(keeps(s, ttft_ms, tpot_ms)) for s in served if s.streamed)
 
 

@@ -18,7 +18,7 @@ from epp.lab.spec import RunSpec, parse_fault
 from epp.lab.sweep import GRID, MOST_STEPS, highest_load
 from epp.lab.table import pairs_on
 from epp.lab.text_report import goodput_cells, text_table
-from epp.lab.workloads.catalogue import WORKLOADS
+from epp.lab.workloads.catalogue import HELD_OUT, WORKLOADS
 from epp.lab.workloads.traces import read_trace
 
 SPEC = RunSpec("azure-conv", "h100x2", "lmetric", rate_rps=20.0, duration_s=6.0)
@@ -207,7 +207,31 @@ def test_a_table_of_a_pool_of_ones_own_has_every_workload_on_it(capsys) -> None:
     assert [title.split(":")[0] for title in titles] == ["azure-conv on a100", "azure-code on a100"]
 
 
-@pytest.mark.parametrize("command", [["table"], ["sweep", "--workload", "all"]])
+def test_what_is_held_out_is_in_a_table_only_if_it_is_named(capsys) -> None:
+    assert not {name for name, _ in pairs_on(None)} & set(HELD_OUT)
+    assert pairs_on(None, tuple(HELD_OUT)) == tuple((name, "h100x4") for name in HELD_OUT)
+    flags = ["--quick", "--pool", "h100", "--policies", "round-robin", "--loads", "0.1", "--jobs", "1"]
+    for workloads, names in (("held-out", list(HELD_OUT)), ("rag,azure-conv", ["azure-conv", "rag"])):
+        assert main(["lab", "table", *flags, "--workloads", workloads]) == 0
+        titles = [line for line in capsys.readouterr().out.splitlines() if ": knee" in line]
+        assert [title.split(" on ")[0] for title in titles] == names
+
+
+def test_targets_are_not_for_a_group_of_workloads(capsys) -> None:
+    for group in ("all", "held-out"):
+        assert main(["lab", "sweep", "--workload", group, "--policies", "random", "--slo-ttft-ms", "200"]) == 2
+        assert "are for one workload, not for several" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["table"],
+        ["table", "--workloads", "held-out"],
+        ["sweep", "--workload", "all"],
+        ["sweep", "--workload", "held-out"],
+    ],
+)
 def test_a_pool_that_is_none_is_told_of(command, capsys) -> None:
     assert main(["lab", *command, "--pool", "x100x2", "--policies", "lmetric", "--jobs", "1"]) == 2
     assert "pool 'x100x2'" in capsys.readouterr().err
@@ -289,7 +313,8 @@ def test_a_trace_that_ends_soon_gives_the_knee_of_a_longer_one(tmp_path) -> None
 def test_everything_is_listed(capsys) -> None:
     assert main(["lab", "list"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"  {name} " in printed for name in (*WORKLOADS, *POLICIES, "oracle", "70b-h100-tp4", "8b-h100, h100"))
+    workloads = (*WORKLOADS, *HELD_OUT)
+    assert all(f"  {name} " in printed for name in (*workloads, *POLICIES, "oracle", "70b-h100-tp4", "8b-h100, h100"))
     assert all(name in printed for name in ENGINES)
     assert "TTFT 200 ms, TPOT 25 ms" in printed
 

@@ -2,14 +2,17 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate, islice, pairwise
-from statistics import fmean, median, pstdev
+from math import ceil
+from statistics import fmean, median, pstdev, quantiles
 
 import pytest
 
+from epp.lab.pools import ENGINES
 from epp.lab.prompts import BlockHashes, Segment, tokens_of
-from epp.lab.workloads.catalogue import WORKLOADS
+from epp.lab.workloads.catalogue import GROUPS, HELD_OUT, WORKLOADS, by_name
 from epp.lab.workloads.doubts import doubts
 from epp.lab.workloads.traces import Trace, TraceRow, read_trace
 from epp.lab.workloads.workload import Clients, Targets, schedule
@@ -17,7 +20,9 @@ from epp.problem import Problem
 
 
 def take(name: str, requests: int = 3000, rate_rps: float = 4.0, seed: int = 1):
-    return list(islice(WORKLOADS[name].requests(rate_rps, random.Random(seed)), requests))
+    workload = by_name(name)
+    assert workload is not None
+    return list(islice(workload.requests(rate_rps, random.Random(seed)), requests))
 
 
 def reused_ratio(requests) -> float:
@@ -32,7 +37,7 @@ def reused_ratio(requests) -> float:
     return 64 * hits / tokens
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", [*WORKLOADS, *HELD_OUT])
 def test_requests_come_in_order_and_by_the_seed(name: str) -> None:
     requests = take(name, 300)
     assert all(a.at_s <= b.at_s for a, b in pairwise(requests))
@@ -61,7 +66,86 @@ def test_lengths_and_reuse(name: str, prompt_median: float, output_median: float
     assert reused_ratio(requests) == pytest.approx(reused, abs=0.1)
 
 
-@pytest.mark.parametrize("name", ["azure-conv", "b2b-saas", "production-shaped", "code-gen", "mooncake-conversation"])
+@pytest.mark.parametrize(
+    ("name", "prompt_mean", "output_mean", "reused"),
+    [
+        ("tool-agent", 8_596, 182, 0.59),  # as published
+        ("rag", 4_250, 200, 0.31),
+        ("chat-and-batch", 4_150, 245, 0.22),
+    ],
+)
+def test_means_and_reuse_of_what_is_held_out(name: str, prompt_mean: float, output_mean: float, reused: float) -> None:
+    requests = take(name, 6000, rate_rps=20.0)
+    assert fmean(tokens_of(r.prompt) for r in requests) == pytest.approx(prompt_mean, rel=0.05)
+    assert fmean(r.output_tokens for r in requests) == pytest.approx(output_mean, rel=0.05)
+    assert reused_ratio(requests) == pytest.approx(reused, abs=0.04)
+
+
+def test_of_an_agents_blocks_most_come_once_and_a_few_thousands_of_times() -> None:
+    """So it is in the published trace, whose blocks are of 512 tokens: three quarters come once."""
+    hashes, often = BlockHashes(), Counter[int]()
+    for request in take("tool-agent", 20_000, rate_rps=6.56):
+        often.update(hashes.of(request.prompt, 512))
+    assert sum(times == 1 for times in often.values()) / len(often) > 0.7
+    assert max(often.values()) > 2_000
+
+
+def test_a_few_documents_are_found_most_of_the_time_and_in_any_order() -> None:
+    """Of those found by RAGCache's questions, 60 % are the 3 % that are most popular."""
+    requests = take("rag", 6000)
+    found = [request.prompt[1:-1] for request in requests]
+    assert {len(set(documents)) for documents in found} == {4}
+    assert len({request.prompt[0] for request in requests}) == 1
+    often = Counter(document for documents in found for document in documents)
+    # Each once in a prompt, so the most popular ones less often than by themselves.
+    assert sum(times for _, times in often.most_common(150)) / (4 * len(found)) == pytest.approx(0.6, abs=0.06)
+    top, second = (document for document, _ in often.most_common(2))
+    orders = Counter(d.index(top) < d.index(second) for d in found if top in d and second in d)
+    assert 0.35 < orders[True] / orders.total() < 0.75
+
+
+def test_two_thirds_talk_beside_a_batch_with_loose_targets() -> None:
+    requests = take("chat-and-batch", 6000, rate_rps=20.0)
+    chats, batch = ([r for r in requests if (r.targets is None) is chat] for chat in (True, False))
+    assert len(chats) / len(requests) == pytest.approx(2 / 3, abs=0.03)
+    assert {r.targets for r in batch} == {Targets(15_000.0, 150.0)}
+    assert fmean(tokens_of(r.prompt) for r in batch) == pytest.approx(9_000, rel=0.05)
+    assert fmean(tokens_of(r.prompt) for r in chats) == pytest.approx(1_640, rel=0.05)
+    assert (reused_ratio(batch), reused_ratio(chats)) == (0.0, pytest.approx(0.86, abs=0.03))
+    assert {s for r in chats for s in r.prompt}.isdisjoint(s for r in batch for s in r.prompt)
+
+
+@pytest.mark.parametrize("name", HELD_OUT)
+def test_targets_of_what_is_held_out_follow_from_the_law_of_an_idle_server(name: str) -> None:
+    """Three times the time of a prompt at the 90th percentile without a cache, and of a later token; rounded up."""
+    engine, targets = ENGINES["8b-h100"], HELD_OUT[name].targets
+    lengths = [tokens_of(r.prompt) for r in take(name, 6000, rate_rps=20.0) if r.targets is None]
+    p90 = round(quantiles(lengths, n=10)[-1])
+    first_ms = fmean(engine.overhead_ms) + engine.hardware.step_ms(p90, 0, p90**2 / 2)
+    later_ms = engine.hardware.step_ms(0, 1, 0.0, round(median(lengths)))
+    assert targets == (50 * ceil(3 * first_ms / 50), 5 * ceil(3 * later_ms / 5))
+
+
+def test_what_is_held_out_is_in_no_other_group() -> None:
+    assert [*GROUPS] == ["all", "held-out"]
+    assert not set(WORKLOADS) & set(HELD_OUT)
+
+
+def test_targets_of_its_own_are_sent_whatever_those_of_the_run_are() -> None:
+    of_the_run, own = Targets(1.0, 2.0), Targets(15_000.0, 150.0)
+    for sent in (of_the_run, None):
+        requests = schedule(HELD_OUT["chat-and-batch"], Clients(sent), 20.0, seed=1, duration_s=30.0)
+        by_targets = {targets: [r.headers for r in requests if r.targets == targets] for targets in (None, own)}
+        assert sum(map(len, by_targets.values())) == len(requests) == 600
+        for targets, headers in by_targets.items():
+            expected = {} if sent is None else (targets or sent).headers
+            assert headers
+            assert all(said == expected for said in headers)
+
+
+@pytest.mark.parametrize(
+    "name", ["azure-conv", "b2b-saas", "production-shaped", "code-gen", "mooncake-conversation", "tool-agent", "rag"]
+)
 def test_the_rate_is_what_was_asked_for(name: str) -> None:
     requests = take(name, 3000, rate_rps=7.0)
     assert len(requests) / requests[-1].at_s == pytest.approx(7.0, rel=0.1)

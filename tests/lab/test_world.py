@@ -151,11 +151,24 @@ def test_without_metrics_the_picker_still_knows_what_it_sent() -> None:
     assert all(share(served, f"sim-{i}") > 0.1 for i in range(3))
 
 
+def test_a_request_with_targets_of_its_own_is_measured_by_these() -> None:
+    took = {Target.TTFT: 300.0, Target.TPOT: 30.0}
+    requests = [
+        Served(0, 0.0, "a", status=200, streamed=True, actual_ms=took, targets=own)
+        for own in (None, Targets(400.0, 40.0), Targets(400.0, 20.0), Targets(200.0, 40.0))
+    ]
+    assert [attainment([s], 200.0, 20.0) for s in requests] == [0.0, 1.0, 0.0, 0.0]
+    assert [attainment([s], 500.0, 50.0) for s in requests] == [1.0, 1.0, 0.0, 0.0]
+    assert [attainment([s], 200.0, None) for s in requests] == [0.0, 1.0, 1.0, 0.0]
+    assert [attainment([s], None, 20.0) for s in requests] == [0.0, 1.0, 0.0, 1.0]
+
+
 def test_yardsticks_count_failures_and_say_nothing_of_nothing() -> None:
     good = Served(0, 0.0, "a", status=200, streamed=True, actual_ms={Target.TTFT: 100.0, Target.TPOT: 10.0})
     late = Served(1, 1.0, "a", status=200, streamed=True, actual_ms={Target.TTFT: 300.0, Target.TPOT: 10.0})
     failed = Served(2, 2.0, "b", status=500, streamed=True)
     assert attainment([good, late, failed], 200.0, 20.0) == pytest.approx(1 / 3)
+    assert attainment([good, late, failed], None, 20.0) == pytest.approx(2 / 3)
     assert (attainment([], 200.0, 20.0), percentile([], 0.5)) == (None, None)
     assert coverage([good], Target.TTFT, 0.9) is None
     assert relative_errors([good], Target.TTFT) == []

@@ -4,7 +4,7 @@ import heapq
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 from math import exp, log, sqrt
 from typing import NamedTuple
 
@@ -63,6 +63,12 @@ def of_mean_and_sd(mean: float, sd: float, most: int) -> Lengths:
     """Lognormal lengths with this mean and standard deviation before the cut at `most`."""
     variance = log(1.0 + (sd / mean) ** 2)
     return Lengths(log(mean) - variance / 2, sqrt(variance), most)
+
+
+def zipf(count: int, exponent: float = 1.0) -> tuple[float, ...]:
+    """Of `count` things, how often the first n of them are asked for together: the n-th in proportion to n^-exponent.
+    Cumulative weights, for `random.choices`."""
+    return tuple(accumulate((rank + 1) ** -exponent for rank in range(count)))
 
 
 def log_uniform(low: float, high: float, ratio: float) -> int:

@@ -49,3 +49,10 @@ def spread(lengths: Lengths, count: int) -> tuple[int, ...]:
     middle = NormalDist()
     z = [middle.inv_cdf((i + 0.5) / count) for i in range(count)]
     return tuple(min(lengths.most, max(1, round(exp(lengths.mu + lengths.sigma * x)))) for x in z)
+
+
+def strewn(lengths: Sequence[int], step: int) -> tuple[int, ...]:
+    """The same from the middle on in steps, round and round, so that an order by length says nothing of it any more.
+    `step` has no divisor in common with how many they are."""
+    middle = len(lengths) // 2
+    return tuple(lengths[(middle + i * step) % len(lengths)] for i in range(len(lengths)))

@@ -49,7 +49,8 @@ class Workload(Protocol):
 
     def requests(self, rate_rps: float, rng: random.Random) -> Iterator[LabRequest]:
         """Requests in order of time from 0 s on, `rate_rps` of them per second on average: without end, or, of a
-        trace, until its own. Headers are not set, and every answer streams. All chance is of `rng`."""
+        trace, until its own. Headers are not set, and every answer streams. Targets are set where they are not those of
+        the workload. All chance is of `rng`."""
 
 
 def run_s_at(workload: Workload, rate_rps: float, scale: float = 1.0) -> float:
@@ -63,12 +64,16 @@ class Clients:
     """What is true of clients whatever they ask.
 
     Attributes:
-        targets: sent in headers with every request; `None`: none are sent.
+        targets: sent in headers with every request that has none of its own; `None`: none are sent, not even these.
         streaming_ratio: how many of them want a stream.
     """
 
     targets: Targets | None
     streaming_ratio: float = 1.0
+
+    def headers(self, own: Targets | None) -> dict[str, str]:
+        """Of a request with targets of its own, or with none."""
+        return {} if self.targets is None else (own or self.targets).headers
 
 
 def schedule(
@@ -88,10 +93,10 @@ def schedule(
     """
     rng = random.Random(seed)
     streams = random.Random(rng.getrandbits(64))
-    headers = {} if clients.targets is None else clients.targets.headers
     if requests is None:
         requests = round(rate_rps * duration_s)
     arriving = list(islice(workload.requests(rate_rps, rng), requests + 1))
+    headers = {own: clients.headers(own) for own in {request.targets for request in arriving}}
     stretch = 1.0
     if math.isfinite(duration_s) and len(arriving) > requests and arriving[-1].at_s > 0.0:
         stretch = duration_s / arriving[-1].at_s
@@ -99,7 +104,7 @@ def schedule(
         replace(
             request,
             at_s=request.at_s * stretch,
-            headers=headers,
+            headers=headers[request.targets],
             streaming=streams.random() < clients.streaming_ratio,
         )
         for request in arriving[:requests]
