@@ -101,8 +101,8 @@ _WORKLOADS: tuple[Workload, ...] = (
 
 _HELD_OUT: tuple[Workload, ...] = (
     # The tool and agent trace of Mooncake (FAST'25): means of 8,596 tokens in and 182 out, 59 % of the former asked
-    # before. Three quarters of its blocks come once, a few thousands of times. How these means spread is our guess.
-    # Its requests come in steps of 3 s, which are the recorder's; here they come as they like.
+    # before. Three quarters of its blocks are said to come once, a few thousands of times. How lengths spread is our
+    # guess, and so are gaps: Mooncake's first trace has steps of 3 s, which look like the recorder's; here is none.
     Calls(
         "tool-agent",
         "calls by 60 agents, few of them popular: 8,600 tokens in, 180 out (means), 59 % of the tokens asked before",
