@@ -1,8 +1,8 @@
 """Metric families that cost next to nothing to count in.
 
-prometheus-client does the exposition; counting is done here, because its own types lock twice per observation and this
-happens tens of times per request, always on one thread. A family is a collector: it holds plain numbers by label values
-and turns them into samples when somebody scrapes, be it from another thread.
+Counting is done here and not by prometheus-client, because its own types lock twice per observation and this happens
+tens of times per request, always on one thread. A family is one of its collectors: it holds plain numbers by label
+values, and copies them when somebody scrapes; see `epp.observe.readings`.
 
 Names begin with `llm_d_epp_`, the help text with the family's stability; both are llm-d's conventions.
 """
@@ -11,16 +11,15 @@ import math
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-PREFIX = "llm_d_epp_"
+from epp.observe.readings import Child, Labels, Reading, ReadMetric
 
-Labels = tuple[str, ...]
+PREFIX = "llm_d_epp_"
 
 
 class Value:
@@ -63,6 +62,7 @@ class Family(Collector, Generic[ChildT]):
     """Children by label values, `family["a", "b"].inc()`; whoever asks bounds how many there can be."""
 
     kind: str
+    _bound_texts: tuple[str, ...] = ()
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         self.name = PREFIX + name
@@ -91,17 +91,18 @@ class Family(Collector, Generic[ChildT]):
     def describe(self) -> Iterator[Metric]:
         yield Metric(self.name, self._text, self.kind)
 
+    def read(self) -> Reading:
+        """As it is now."""
+        return Reading(self.name, self._text, self.kind, self.label_names, self._read_children(), self._bound_texts)
+
     def collect(self) -> Iterator[Metric]:
-        metric = Metric(self.name, self._text, self.kind)
-        for values, child in list(self._children.items()):
-            self._add_samples(metric, dict(zip(self.label_names, values, strict=True)), child)
-        yield metric
+        yield ReadMetric.of(self.read())
 
     @abstractmethod
     def _new_child(self) -> ChildT: ...
 
     @abstractmethod
-    def _add_samples(self, metric: Metric, labels: dict[str, str], child: ChildT) -> None: ...
+    def _read_children(self) -> list[Child]: ...
 
 
 class Counter(Family[Value]):
@@ -112,8 +113,8 @@ class Counter(Family[Value]):
     def _new_child(self) -> Value:
         return Value()
 
-    def _add_samples(self, metric: Metric, labels: dict[str, str], child: Value) -> None:
-        metric.add_sample(self.name + "_total", labels, child.value)
+    def _read_children(self) -> list[Child]:
+        return [(labels, (child.value,)) for labels, child in self._children.items()]
 
 
 class Gauge(Family[Value]):
@@ -128,8 +129,8 @@ class Gauge(Family[Value]):
     def _new_child(self) -> Value:
         return Value()
 
-    def _add_samples(self, metric: Metric, labels: dict[str, str], child: Value) -> None:
-        metric.add_sample(self.name, labels, child.value)
+    def _read_children(self) -> list[Child]:
+        return [(labels, (child.value,)) for labels, child in self._children.items()]
 
 
 class Histogram(Family[Buckets]):
@@ -143,12 +144,8 @@ class Histogram(Family[Buckets]):
     def _new_child(self) -> Buckets:
         return Buckets(self._bounds)
 
-    def _add_samples(self, metric: Metric, labels: dict[str, str], child: Buckets) -> None:
-        cumulative = list(accumulate(child.counts))
-        for bound, count in zip(self._bound_texts, cumulative, strict=True):
-            metric.add_sample(self.name + "_bucket", {**labels, "le": bound}, count)
-        metric.add_sample(self.name + "_count", labels, cumulative[-1])
-        metric.add_sample(self.name + "_sum", labels, child.sum)
+    def _read_children(self) -> list[Child]:
+        return [(labels, (*child.counts, child.sum)) for labels, child in self._children.items()]
 
 
 class Families:

@@ -6,11 +6,19 @@ those that the older family did not have.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
+from epp.observe.readings import Reading, ReadMetric
+
 BY_MODEL = {"model_name": "model_name", "target_model_name": "target_model_name"}
+
+
+class Source(Protocol):
+    def read(self) -> Reading:
+        """As it is now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +30,16 @@ class Twin:
         labels: current label to older label; the others are summed over.
     """
 
-    source: Collector
+    source: Source
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def collect(self) -> Iterator[Metric]:
-        for current in self.source.collect():
-            yield self._translate(current)
-
-    def _translate(self, current: Metric) -> Metric:
-        suffix = "_total" if current.type == "counter" else ""
-        text = f"[Deprecated: Use {current.name}{suffix}] {current.documentation.partition('] ')[2]}"
-        twin = Metric(self.name, text, current.type)
-        values: dict[tuple[str, ...], dict[tuple[str, str | None], float]] = {}
-        for sample in current.samples:
-            key = tuple(sample.labels[label] for label in self.labels)
-            part = (sample.name.removeprefix(current.name), sample.labels.get("le"))
-            parts = values.setdefault(key, {})
-            parts[part] = parts.get(part, 0.0) + sample.value
-        for key, parts in values.items():
-            labels = dict(zip(self.labels.values(), key, strict=True))
-            for (sample_suffix, bound), value in parts.items():
-                twin.add_sample(self.name + sample_suffix, labels if bound is None else {**labels, "le": bound}, value)
-        return twin
+        current = self.source.read()
+        suffix = "_total" if current.kind == "counter" else ""
+        text = f"[Deprecated: Use {current.name}{suffix}] {current.text.partition('] ')[2]}"
+        # Of the same moment as all else; summed when it is written.
+        yield ReadMetric(self.name, text, current.kind, lambda: current.twin(self.name, text, self.labels))
 
 
 class LegacyCollector(Collector):

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.registry import Collector
 
 from epp.inference.request import Request
 from epp.ledger import Ledger, Outcome
@@ -11,7 +10,7 @@ from epp.observe.access_log import AccessLogMetrics
 from epp.observe.cardinality import RequestLabels
 from epp.observe.families import Families
 from epp.observe.latency import LatencyMetrics
-from epp.observe.legacy import BY_MODEL, LegacyCollector, Twin
+from epp.observe.legacy import BY_MODEL, LegacyCollector, Source, Twin
 from epp.observe.pool import InFlightCollector, PoolMetrics, QueueSizeCollector
 from epp.observe.requests import RequestMetrics
 from epp.observe.scheduling import SchedulingMetrics
@@ -117,7 +116,7 @@ class Metrics:
         datalayer = "llm_d_inference_scheduler_datalayer_"
         by_pool = {"name": "name"}
 
-        def same(source: Collector, name: str, *labels: str) -> Twin:
+        def same(source: Source, name: str, *labels: str) -> Twin:
             return Twin(source, name, {label: label for label in labels})
 
         return [

@@ -5,13 +5,15 @@ away, because 0 would say idle.
 """
 
 from collections.abc import Callable, Iterator
+from math import isnan
 
 import numpy as np
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from epp.ledger import Ledger
 from epp.observe.families import PREFIX, Families, Gauge, described
+from epp.observe.readings import Reading, ReadMetric
 from epp.pool.snapshot import FloatArray, Snapshot
 
 POOL_LABEL = "name"
@@ -69,20 +71,25 @@ class QueueSizeCollector(Collector):
         self._pool_name = pool_name
         self._snapshot = snapshot
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        yield GaugeMetricFamily(
+    def read(self) -> Reading:
+        snapshot = self._snapshot()
+        return Reading(
             PREFIX + "per_endpoint_queue_size",
             described("Requests waiting in each model server."),
-            labels=(POOL_LABEL, "model_server_endpoint"),
+            "gauge",
+            (POOL_LABEL, "model_server_endpoint"),
+            [
+                ((self._pool_name, endpoint.name), (waiting,))
+                for endpoint, waiting in zip(snapshot.endpoints, snapshot.waiting_requests.tolist(), strict=True)
+                if not isnan(waiting)
+            ],
         )
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        for family in self.describe():
-            snapshot = self._snapshot()
-            for endpoint, waiting in zip(snapshot.endpoints, snapshot.waiting_requests, strict=True):
-                if not np.isnan(waiting):
-                    family.add_metric((self._pool_name, endpoint.name), float(waiting))
-            yield family
+    def describe(self) -> Iterator[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        yield ReadMetric.of(self.read())
 
 
 class InFlightCollector(Collector):
@@ -92,19 +99,21 @@ class InFlightCollector(Collector):
         self._snapshot = snapshot
         self._ledger = ledger
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        labels = ("endpoint_name", "namespace")
-        for name, text in (
-            ("inflight_requests", "Requests sent to an endpoint and not ended."),
-            ("inflight_tokens", "Tokens that these requests still have to prefill or to generate."),
-        ):
-            yield GaugeMetricFamily(PREFIX + name, described(text), labels=labels)
+    def describe(self) -> Iterator[Metric]:
+        return self.collect()
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        requests, tokens = self.describe()
-        for endpoint in self._snapshot().endpoints:
-            in_flight = self._ledger.in_flight(endpoint.id)
-            requests.add_metric((endpoint.name, endpoint.namespace), in_flight.requests)
-            tokens.add_metric((endpoint.name, endpoint.namespace), in_flight.tokens)
-        yield requests
-        yield tokens
+    def collect(self) -> Iterator[Metric]:
+        endpoints = self._snapshot().endpoints
+        in_flight = [self._ledger.in_flight(endpoint.id) for endpoint in endpoints]
+        labels = [(endpoint.name, endpoint.namespace) for endpoint in endpoints]
+        for name, text, numbers in (
+            ("inflight_requests", "Requests sent to an endpoint and not ended.", [of.requests for of in in_flight]),
+            (
+                "inflight_tokens",
+                "Tokens that these requests still have to prefill or to generate.",
+                [of.tokens for of in in_flight],
+            ),
+        ):
+            children = [(values, (number,)) for values, number in zip(labels, numbers, strict=True)]
+            label_names = ("endpoint_name", "namespace")
+            yield ReadMetric.of(Reading(PREFIX + name, described(text), "gauge", label_names, children))

@@ -1,5 +1,6 @@
 """The admin pages over real HTTP."""
 
+import asyncio
 import json
 import math
 import socket
@@ -9,10 +10,12 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from epp.inference.request import Request
 from epp.ledger import Ledger
+from epp.observe.families import Families
+from epp.observe.page import PIECE_BYTES
 from epp.observe.records import DecisionRing, Selection
 from epp.scheduling.decision import Denial
 from epp.scheduling.plugin import IgnoredParameters, Plugin, Services
@@ -102,6 +105,77 @@ async def test_metrics_in_both_formats(http: aiohttp.ClientSession) -> None:
     async with http.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as response:
         assert response.headers["Content-Type"].startswith("application/openmetrics-text")
         assert (await response.text()).endswith("# EOF\n")
+
+
+async def long_page() -> tuple[AdminServer, str]:
+    """A server whose page takes many pieces, and the page."""
+    registry = CollectorRegistry()
+    histogram = Families(registry).histogram("seconds", "Seconds.", [float(i) for i in range(20)], ("model",))
+    for number in range(3000):
+        histogram[f"model-{number}",].observe(1.0)
+    server = AdminServer(
+        TcpAddress(0, "--metrics-port", "127.0.0.1"), registry=registry, health=HealthState(list), pages=Shown()
+    )
+    await server.start()
+    return server, generate_latest(registry).decode()
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip", "deflate"])
+async def test_a_long_page_is_whole_and_others_have_their_turn_while_it_is_made(coding: str) -> None:
+    server, expected = await long_page()
+    turns, over = 0, False
+
+    async def others() -> None:
+        nonlocal turns
+        while not over:
+            turns += 1
+            await asyncio.sleep(0)
+
+    job = asyncio.create_task(others())
+    try:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"http://127.0.0.1:{server.port}/metrics", headers={"Accept-Encoding": coding}) as response,
+        ):
+            assert response.headers.get("Content-Encoding", "identity") == coding
+            assert await response.text() == expected
+            assert turns >= len(expected) / PIECE_BYTES > 10
+            async with http.head(f"http://127.0.0.1:{server.port}/metrics") as head:
+                assert (head.status, await head.read()) == (200, b"")
+                assert head.headers["Content-Type"] == response.headers["Content-Type"]
+    finally:
+        over = True
+        await job
+        await server.stop()
+
+
+async def test_a_scraper_that_leaves_in_the_middle_of_a_page_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    server, expected = await long_page()
+    try:
+        for _ in range(3):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1000)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+            await asyncio.sleep(0)
+            writer.transport.abort()
+        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{server.port}/metrics") as response:
+            assert await response.text() == expected
+    finally:
+        await server.stop()
+    assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
+async def test_http_1_0_gets_the_page_too() -> None:
+    server, expected = await long_page()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+        async with asyncio.timeout(20):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    finally:
+        await server.stop()
+    assert head.startswith(b"HTTP/1.0 200")
+    assert body.decode() == expected
 
 
 async def test_healthz_is_about_the_process_and_readyz_about_requests(

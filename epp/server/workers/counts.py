@@ -8,7 +8,8 @@ the others the newest stands.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from epp.observe.families import Buckets, Counter, Families, Gauge, Histogram, Labels
+from epp.observe.families import Buckets, Counter, Families, Gauge, Histogram
+from epp.observe.readings import Labels
 
 
 class Count(NamedTuple):
