@@ -35,6 +35,7 @@ from epp.pool.static import parse_endpoints
 from epp.prefix.hashing import HASH_BITS
 from epp.prefix.index import PrefixIndex
 from epp.server import serving
+from epp.server.configuration import text_of
 from epp.server.lean.calls import Clockwork
 from epp.server.lean.connection import Connection
 from epp.server.lean.limits import LeanOptions
@@ -65,7 +66,7 @@ def connection(exchanges: ExchangeFactory) -> Connection:
 def picker() -> ExchangeFactory:
     """All that is behind a transport, with the default configuration and ten idle endpoints."""
     options = ServeOptions(seed=1)
-    state = PickerState(options, time.monotonic, Ledger())
+    state = PickerState(options, text_of(), time.monotonic, Ledger())
     state.store.replace(parse_endpoints(ENDPOINTS))
     for endpoint in state.store.snapshot().endpoints:
         state.store.update_signals(endpoint.id, EndpointSignals(0.0, 0.0, 0.0, scraped_at_s=time.monotonic()))

@@ -18,7 +18,7 @@ from epp.compiled import build_in_words
 from epp.ledger import Ledger
 from epp.problem import Problem
 from epp.scheduling.plugin import Services
-from epp.server.configuration import read_config
+from epp.server.configuration import build_config, text_of
 from epp.server.files import keep_files_apart
 from epp.server.options import ServeOptions
 from epp.server.tls import self_signed_now
@@ -424,7 +424,7 @@ def test_a_name_that_no_file_can_have_is_one_line(capsys: pytest.CaptureFixture[
 
 
 def test_traces_of_workers_are_not_written_over_either(tmp_path: Path) -> None:
-    trace, config = str(tmp_path / "x.jsonl"), read_config(None, None, Services(Ledger()))
+    trace, config = str(tmp_path / "x.jsonl"), build_config(text_of(), Services(Ledger()))
     keep_files_apart(ServeOptions(record_trace=trace, workers=2, ports_file=trace), config)  # nobody records there
     for name in ("x.1.jsonl", "x.1.old.jsonl"):
         with pytest.raises(Problem, match=f"--record-trace .*{name} and --ports-file .*{name} are the same file"):

@@ -7,6 +7,7 @@ SCRIPT = """
 import random, sys, time
 from epp.ledger import Ledger
 from epp.server import app  # what `epp serve` loads
+from epp.server.configuration import text_of
 from epp.server.options import ServeOptions
 from epp.server.outbox import Outbox
 from epp.server.state import PickerState
@@ -20,11 +21,12 @@ def loaded():
 
 def start(profile, workers):
     options = ServeOptions(profile=profile, workers=workers, endpoints="127.0.0.1:1")
-    forked = fork(options)
+    configuration = text_of(profile=profile)
+    forked = fork(options, configuration)
     if forked is not None:
         forked.fork_server.close()
         return
-    Upkeep(PickerState(options, time.monotonic, Ledger()), Outbox(), random.Random(1))
+    Upkeep(PickerState(options, configuration, time.monotonic, Ledger()), Outbox(), random.Random(1))
 
 assert not loaded(), loaded()
 for workers in (2, 1):

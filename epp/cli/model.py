@@ -1,6 +1,7 @@
 """`epp model`: what is in a latency model file, and its way to other programs and back."""
 
 import argparse
+import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,8 +68,8 @@ def add_model(commands: Any) -> None:
 
 def _show(arguments: argparse.Namespace) -> int:
     path: Path = arguments.file
-    state = _read(path)
-    saved = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    state, saved_s = _read(path)
+    saved = datetime.fromtimestamp(saved_s, UTC)
     print("\n".join(_report(state, f"{path}, saved {saved:%Y-%m-%d %H:%M:%S} UTC")))
     return 0
 
@@ -77,7 +78,7 @@ def _export(arguments: argparse.Namespace) -> int:
     from epp.latency.bundle import unpack
 
     folder: Path = arguments.folder
-    files = unpack(_read(arguments.file))
+    files = unpack(_read(arguments.file)[0])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -93,7 +94,7 @@ def _import(arguments: argparse.Namespace) -> int:
 
     file: Path = arguments.file
     require_replaceable([("FILE", file)])
-    state = _read(arguments.source)
+    state, _ = _read(arguments.source)
     try:
         write_atomically(file, dump(state), PRIVATE)
     except OSError as error:
@@ -102,21 +103,24 @@ def _import(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: Path) -> "PredictorState":
-    """From a model file or a folder. Raises `Problem`."""
+def _read(path: Path) -> tuple["PredictorState", float]:
+    """From a model file or a folder, and the Unix time at which what was read was saved. Raises `Problem`."""
     from epp.latency.bundle import pack
     from epp.latency.persistence import load
 
     try:
         if path.is_dir():
+            saved_s = path.stat().st_mtime
             loaded = pack({file.name: file.read_bytes() for file in path.iterdir() if file.is_file()})
         else:
-            loaded = load(path.read_bytes())
+            with path.open("rb") as file:
+                saved_s = os.fstat(file.fileno()).st_mtime  # of this file, whatever a picker puts in its place
+                loaded = load(file.read())
     except OSError as error:
         raise Problem(f"{path}: cannot be read: {error.strerror}") from error
     if loaded.state is None:
         raise Problem(f"{path}: no latency model for this version: {loaded.reason}")
-    return loaded.state
+    return loaded.state, saved_s
 
 
 def _report(state: "PredictorState", title: str) -> Iterable[str]:

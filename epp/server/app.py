@@ -21,6 +21,7 @@ from epp.observe.records import Selection
 from epp.problem import Problem
 from epp.server import serving, upkeep
 from epp.server.admin import AdminServer
+from epp.server.configuration import ConfigText, text_of
 from epp.server.drain import Shutdown, drain
 from epp.server.files import keep_files_apart
 from epp.server.front import Front, InProcess
@@ -39,28 +40,30 @@ logger = logging.getLogger(__name__)
 def serve(options: ServeOptions) -> int:
     """Run the picker until it is told to stop. Returns the exit code. Raises `Problem` if it cannot start."""
     logs.setup(verbosity=options.verbosity, format=options.log_format)
-    forked = fork(options)
+    configuration = text_of(options.config_file, options.config_text, options.profile)
+    forked = fork(options, configuration)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(options, forked))
+        runner.run(_serve(options, configuration, forked))
     return 0
 
 
-async def _serve(options: ServeOptions, forked: Forked | None) -> None:
-    picker = Picker(options, forked)
+async def _serve(options: ServeOptions, configuration: ConfigText, forked: Forked | None) -> None:
+    picker = Picker(options, configuration, forked)
     await picker.run()
 
 
 class Picker:
     """The one process of a picker, or the parent of several."""
 
-    def __init__(self, options: ServeOptions, forked: Forked | None) -> None:
+    def __init__(self, options: ServeOptions, configuration: ConfigText, forked: Forked | None) -> None:
         """Raises `Problem` for anything in the options or the configuration that cannot work."""
         self._options = options
         rng = random.Random(options.seed)
         outbox = Outbox()
         learns_remotely = options.training_server_url is not None
         ledger = Ledger() if forked is None else Ledger(forked.load)
-        self._state = PickerState(options, time.monotonic, ledger, on_sample=outbox.add if learns_remotely else None)
+        on_sample = outbox.add if learns_remotely else None
+        self._state = PickerState(options, configuration, time.monotonic, ledger, on_sample)
         keep_files_apart(options, self._state.config)
         self._upkeep = Upkeep(self._state, outbox, rng)
         self._health = HealthState(

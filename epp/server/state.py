@@ -30,7 +30,7 @@ from epp.pool.snapshot import Snapshot
 from epp.pool.store import PoolStore
 from epp.scheduling.plugin import Services
 from epp.server import debug
-from epp.server.configuration import predicts, read_config
+from epp.server.configuration import ConfigText, build_config, predicts
 from epp.server.options import ServeOptions
 from epp.signals.scraper import ScrapeStats
 
@@ -51,21 +51,26 @@ class PickerState:
     def __init__(
         self,
         options: ServeOptions,
+        configuration: ConfigText,
         clock: Callable[[], float],
         ledger: Ledger,
         on_sample: Callable[[Sample], None] | None = None,
     ) -> None:
-        """`on_sample`: as of `Predictor`. Raises `Problem` for a configuration that cannot work."""
+        """
+        Args:
+            configuration: what the options name, as it was read.
+            on_sample: as of `Predictor`.
+
+        Raises `Problem` for a configuration that cannot work.
+        """
         self.options = options
         self.clock = clock
         self.ledger = ledger
         self.store = PoolStore()
         self.predictor = Predictor(on_sample=on_sample)
-        self.config = read_config(
-            options.config_file,
-            options.config_text,
+        self.config = build_config(
+            configuration,
             Services(ledger=self.ledger, predictor=self.predictor, timer=time.perf_counter),
-            profile=options.profile,
             allow_experimental=options.allow_experimental_plugins,
         )
         self.policies = Policies(options.objectives)

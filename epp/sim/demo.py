@@ -18,7 +18,7 @@ from pathlib import Path
 from epp.ledger import Ledger
 from epp.problem import Problem
 from epp.scheduling.plugin import Services
-from epp.server.configuration import read_config
+from epp.server.configuration import build_config, text_of
 from epp.sim.bootstraps import render_bootstrap
 from epp.sim.config import SimConfig
 from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
@@ -97,7 +97,7 @@ def _picker_arguments(options: DemoOptions, pool: SimPool) -> list[str]:
     arguments = ["--endpoints", ",".join(pool.addresses), "--seed", str(options.seed), *PICKER_FLAGS]
     if options.config_file is None:
         return [*arguments, "--config-text", PREDICTED_LATENCY_CONFIG]
-    if read_config(options.config_file, None, Services(ledger=Ledger())).discovery is not None:
+    if build_config(text_of(options.config_file), Services(ledger=Ledger())).discovery is not None:
         raise Problem(
             f"{options.config_file}: dataLayer.discovery: epp demo brings servers of its own; remove the key for it"
         )

@@ -3,7 +3,7 @@
 import importlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from epp.observe.records import Selection
 from epp.problem import Problem
 from epp.scheduling.plugin import Services
 from epp.server import serving
-from epp.server.configuration import predicts, read_config, text_of
+from epp.server.configuration import ConfigText, build_config, predicts
 from epp.server.drain import Draining
 from epp.server.health import HealthState
 from epp.server.options import ServeOptions
@@ -40,7 +40,7 @@ class Forked:
     memory: int
 
 
-def fork(options: ServeOptions) -> Forked | None:
+def fork(options: ServeOptions, configuration: ConfigText) -> Forked | None:
     """What has to be there before the parent has threads. `None`: it does everything itself. Raises `Problem`."""
     if options.workers == 1:
         return None
@@ -52,16 +52,12 @@ def fork(options: ServeOptions) -> Forked | None:
         raise Problem(f"--workers {options.workers}: there can be {MAX_WORKERS}")
     if not hasattr(os, "pidfd_open"):
         raise Problem(f"--workers {options.workers}: needs Linux")
-    # Read here, too, so that what it needs is loaded once for all: modules of plugins, and what trees are unpickled by.
-    config = read_config(options.config_file, options.config_text, Services(ledger=Ledger()), profile=options.profile)
-    if predicts(config):
+    # Built here, too, so that what it needs is loaded once for all: modules of plugins, and what trees need.
+    if predicts(build_config(configuration, Services(ledger=Ledger()))):
         importlib.import_module("xgboost")
-    # What is in the configuration file now is what all workers get, whenever they start.
-    config_text, _ = text_of(options.config_file, options.config_text, options.profile)
     memory = shared_load.create(options.workers)
     load = SharedLoad(memory, options.workers, me=None)
-    worker_options = replace(options, config_file=None, config_text=config_text)
-    return Forked(ForkServer(partial(worker_main, worker_options)), load, memory)
+    return Forked(ForkServer(partial(worker_main, options, configuration)), load, memory)
 
 
 class Workers:

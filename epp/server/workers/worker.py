@@ -28,6 +28,7 @@ from epp.observe.workers import WorkerMetrics
 from epp.server import serving, upkeep
 from epp.server.access_log.service import AccessLogService
 from epp.server.admin import plugin_states
+from epp.server.configuration import ConfigText
 from epp.server.health import HealthState
 from epp.server.lean.limits import LeanOptions
 from epp.server.lean.server import LeanServer, lean_server
@@ -54,11 +55,13 @@ SAMPLE_PAUSE_S = 0.05
 TAUGHT_WITHIN_S = 10.0
 
 
-def worker_main(options: ServeOptions, number: int, order: bytes, descriptors: Sequence[int]) -> None:
+def worker_main(
+    options: ServeOptions, configuration: ConfigText, number: int, order: bytes, descriptors: Sequence[int]
+) -> None:
     """A worker's life, in a process of its own.
 
     Args:
-        options: with the configuration as text: a worker that comes later has the same.
+        configuration: the same for a worker that comes later, whatever the file holds by then.
         order: a pickled `WorkerOrder`.
         descriptors: of the channel, the handoff, and the memory that all share.
     """
@@ -66,27 +69,32 @@ def worker_main(options: ServeOptions, number: int, order: bytes, descriptors: S
     if options.record_trace is not None:
         options = replace(options, record_trace=path_of_worker(options.record_trace, number))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_live(options, number, pickle.loads(order), descriptors))
+        runner.run(_live(options, configuration, number, pickle.loads(order), descriptors))
 
 
-async def _live(options: ServeOptions, number: int, order: WorkerOrder, descriptors: Sequence[int]) -> None:
+async def _live(
+    options: ServeOptions, configuration: ConfigText, number: int, order: WorkerOrder, descriptors: Sequence[int]
+) -> None:
     channel, handoff, memory = descriptors
     load = SharedLoad(memory, options.workers, number)
     os.close(memory)
-    await Worker(options, number, order, load).run(socket.socket(fileno=channel), socket.socket(fileno=handoff))
+    worker = Worker(options, configuration, number, order, load)
+    await worker.run(socket.socket(fileno=channel), socket.socket(fileno=handoff))
 
 
 class Worker:
     """See the module's text. For use within an event loop."""
 
-    def __init__(self, options: ServeOptions, number: int, order: WorkerOrder, load: SharedLoad) -> None:
+    def __init__(
+        self, options: ServeOptions, configuration: ConfigText, number: int, order: WorkerOrder, load: SharedLoad
+    ) -> None:
         self._number = number
         self._order = order
         self._load = load
         self._channel = channel = Channel(self._take, self._on_parent_gone)
         clockwork = Clockwork(time.monotonic, asyncio.get_running_loop().call_later)
         samples = Batch(partial(channel.send, Kind.SAMPLES), SAMPLE_PAUSE_S, clockwork)
-        self._state = PickerState(options, time.monotonic, Ledger(load), on_sample=samples.add)
+        self._state = PickerState(options, configuration, time.monotonic, Ledger(load), samples.add)
         self._told = Health(["the process has just started"], [], draining=False, stopping=False, suspended=None)
         self._health = HealthState(lambda: self._told.reasons, lambda: self._told.plugins)
         self._model: Model | None = None

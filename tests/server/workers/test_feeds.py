@@ -15,6 +15,7 @@ from epp.latency.training import train
 from epp.latency.types import Promise, Sample, Source, Target, TargetPromise
 from epp.ledger import Ledger
 from epp.pool.static import parse_endpoints
+from epp.server.configuration import text_of
 from epp.server.health import HealthState
 from epp.server.options import ServeOptions
 from epp.server.state import PickerState
@@ -31,7 +32,7 @@ class Parent:
         memory = shared_load.create(2)
         load = SharedLoad(memory, 2, None)
         os.close(memory)
-        self.state = PickerState(ServeOptions(config_text=config_text), time.monotonic, Ledger(load))
+        self.state = PickerState(ServeOptions(), text_of(config_text=config_text), time.monotonic, Ledger(load))
         self.state.store.replace(parse_endpoints("10.0.0.1:8000"))
         self.health = HealthState(self.state.not_ready)
         self.feeds = Feeds(self.state, self.health, load)

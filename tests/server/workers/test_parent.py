@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 
 from epp.problem import Problem
+from epp.server.configuration import text_of
 from epp.server.options import ServeOptions
 from epp.server.workers import parent
 from epp.server.workers.parent import fork, merged
 
 
 def test_one_worker_is_this_process() -> None:
-    assert fork(ServeOptions()) is None
+    assert fork(ServeOptions(), text_of()) is None
 
 
 @pytest.mark.parametrize(
@@ -19,19 +20,18 @@ def test_one_worker_is_this_process() -> None:
     [
         (ServeOptions(workers=2, transport="grpc"), "--workers 2: is for --transport lean"),
         (ServeOptions(workers=256, transport="lean"), "--workers 256: there can be 255"),
-        (ServeOptions(workers=2, transport="lean", config_file="/no/such/file"), "/no/such/file: cannot be read"),
     ],
-    ids=["gRPC's own server", "too many", "no configuration"],
+    ids=["gRPC's own server", "too many"],
 )
 def test_what_cannot_work_is_refused_before_anything_is_forked(options: ServeOptions, complaint: str) -> None:
     with pytest.raises(Problem, match=complaint):
-        fork(options)
+        fork(options, text_of())
 
 
 def test_elsewhere_than_on_linux_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(parent.os, "pidfd_open", raising=False)
     with pytest.raises(Problem, match="needs Linux"):
-        fork(ServeOptions(workers=2, transport="lean"))
+        fork(ServeOptions(workers=2, transport="lean"), text_of())
 
 
 def test_decisions_are_merged_by_age_and_carry_their_worker() -> None:
