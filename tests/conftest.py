@@ -1,6 +1,5 @@
 """Being here, it lets tests of every room import the helpers that lie beside it."""
 
-import gc
 import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import epp
+from epp.cli.loading import loading
 from epp.compiled import build_in_words, compiled_modules
 
 if TYPE_CHECKING:
@@ -35,13 +35,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None]:
-    """What is loaded here stays. Whoever looks for garbage later need not look at a million objects that are none."""
-    gc.disable()
-    try:
+    """Test modules are loaded here: a million objects, which later collections need not look at."""
+    with loading():
         return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def pytest_make_parametrize_id(config: object, val: object, argname: str) -> str | None:
