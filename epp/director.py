@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from epp.endings import EndCause
+from epp.endings import EndCause, is_good
 from epp.inference.apis import Parsers, error_style_of
 from epp.inference.parse import BadRequest, parse_request
 from epp.inference.request import Api, ErrorStyle, Prompt, Request, Usage
@@ -320,8 +320,9 @@ class Director:
             self._pipeline.response_chunk(assignment.cycle, assignment.decision, data, now_s)
 
     def first_token(self, assignment: Assignment) -> None:
-        """The first token passed, before `response_body` is told of its bytes. Only the first call counts."""
-        if assignment.first_token_s is None:
+        """The first token passed, before `response_body` is told of its bytes. Only the first call counts, and none of
+        an error: the prompt was not computed, and what came is no token."""
+        if assignment.first_token_s is None and is_good(assignment.status):
             assignment.first_token_s = now_s = self._clock()
             self._ledger.first_token(assignment.request.id)
             self._pipeline.first_token(assignment.cycle, assignment.decision, now_s)

@@ -10,3 +10,8 @@ class EndCause(Enum):
     UPSTREAM_ERROR = "upstream_error"  # the model server never answered, or broke off
     EVICTED = "evicted"  # we broke it off after it had left
     LOST = "lost"  # Envoy or the connection died; nothing is known
+
+
+def is_good(status: int | None) -> bool:
+    """2xx."""
+    return status is not None and 200 <= status < 300

@@ -223,6 +223,18 @@ def test_prefill_tokens_are_held_until_the_first_token_and_the_request_until_its
     world.assert_nothing_is_left()
 
 
+@pytest.mark.parametrize("status", [400, 503])
+def test_an_error_has_no_first_token(status: int) -> None:
+    """Its prompt was not computed, so nothing may be learned from when its body came."""
+    world = World()
+    talk = world.post(completion())
+    held_tokens = world.ledger.totals().tokens
+    talk.send(response_headers(status, {"content-type": "application/json"}), response_body(b'{"error": {}}'))
+    assert world.ledger.totals().tokens == held_tokens
+    talk.close()
+    world.assert_nothing_is_left()
+
+
 def test_only_the_first_end_counts() -> None:
     world = World()
     assignment = routed(world, arrival(completion()))

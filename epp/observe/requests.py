@@ -5,7 +5,7 @@ taken from requests that ended naturally; those of tokens only from 2xx answers,
 Token counts are the model server's own, once per request.
 """
 
-from epp.endings import EndCause
+from epp.endings import EndCause, is_good
 from epp.inference.request import Request, Usage
 from epp.ledger import Outcome
 from epp.observe import buckets
@@ -179,7 +179,7 @@ def _measure(series: _Series, outcome: Outcome) -> None:
     if duration_s <= 0:
         return
     series.duration_s.observe(duration_s)
-    if outcome.status is None or not 200 <= outcome.status < 300:
+    if not is_good(outcome.status):
         return
     if outcome.usage.completion_tokens:
         series.ntpot_s.observe(duration_s / outcome.usage.completion_tokens)

@@ -62,13 +62,14 @@ def company_of(
     """See the module's text.
 
     Args:
-        tpot_target_ms: of the newcomer, and taken to be that of the others; `None`: first tokens alone count.
+        tpot_target_ms: of the newcomer, and taken to be that of those whom other processes sent; `None`: it has none.
         spread: of the pace, as standard deviation of log(actual / expected).
         output_tokens: mean length of the answers.
         new_tokens: of the newcomer, at most that.
     """
     count = len(pace.requests)
-    candidate, elapsed_ms, tokens, waits, hope = there
+    candidate, elapsed_ms, tokens, waits, hope, target_ms = there
+    new_target_ms = np.inf if tpot_target_ms is None else tpot_target_ms
     # Those of other processes are taken to be at their beginning, and as hopeful as ours.
     ours = np.bincount(candidate, minlength=count)
     others = np.maximum(pace.requests - ours, 0.0)
@@ -79,17 +80,18 @@ def company_of(
         candidate = np.concatenate((candidate, np.arange(count)))
         elapsed_ms, tokens = np.concatenate((elapsed_ms, nothing)), np.concatenate((tokens, nothing))
         waits, hope = np.concatenate((waits, nothing)), np.concatenate((hope, mean_hope))
+        target_ms = np.concatenate((target_ms, nothing + new_target_ms))
         weight = np.concatenate((weight, others))
     hope = hope * weight
 
     def added(values: FloatArray) -> FloatArray:
         return np.asarray(np.bincount(candidate, values, count), dtype=np.float64)
 
-    if tpot_target_ms is None:
+    if np.isinf(target_ms).all():  # first tokens alone count
         nobody = np.zeros(count)
         return Company(added(hope), nobody, nobody)
 
-    target_ms = max(tpot_target_ms, LEAST_TARGET_MS)
+    target_ms = np.maximum(target_ms, LEAST_TARGET_MS)
     left = np.maximum(output_tokens - tokens, _LEAST_LEFT * output_tokens)
     length = tokens + left
     most_stall_ms = left * (_STEP_TOKENS * pace.prompt_token_ms)[candidate]
@@ -99,10 +101,10 @@ def company_of(
     more_ms = (
         np.minimum(left, new_tokens) * pace.more_ms[candidate] + np.minimum(pace.own_ms[candidate], most_stall_ms)
     ) / length
-    chance = min(_SPREAD_OF_A_SECOND * (output_tokens * target_ms / 1e3) ** 0.5, _MOST_SPREAD)
-    spread = max(spread, chance)
-    before = hope * within(target_ms, expected_ms, spread)
-    after = hope * within(target_ms, expected_ms + more_ms, spread)
+    chance = np.minimum(_SPREAD_OF_A_SECOND * (output_tokens * target_ms / 1e3) ** 0.5, _MOST_SPREAD)
+    spread_each = np.maximum(spread, chance)
+    before = hope * within(target_ms, expected_ms, spread_each)
+    after = hope * within(target_ms, expected_ms + more_ms, spread_each)
     return Company(
         added(before),
         added(before - after),

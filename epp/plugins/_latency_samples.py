@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from epp.endings import EndCause
+from epp.endings import EndCause, is_good
 from epp.inference.request import Api, Request
 from epp.latency.types import Prediction, Promise, Target
 from epp.ledger import Outcome
@@ -24,11 +24,6 @@ GENERATING_APIS = frozenset(
 
 MIN_COUNTED_EVENTS = 8
 """Without the server's own count, tokens are taken to be events. Off by one or two, a short answer would mislead."""
-
-
-def is_good(status: int | None) -> bool:
-    """2xx."""
-    return status is not None and 200 <= status < 300
 
 
 class Measured(NamedTuple):

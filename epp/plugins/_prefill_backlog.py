@@ -26,7 +26,7 @@ def attention_pairs(uncached_tokens: FloatArray, prompt_tokens: float) -> FloatA
 
 class More(NamedTuple):
     """What a server computed until a request's first token, beyond its own and what waited when it was sent. Below 0
-    where it went before others, or others were given up."""
+    where it went before others, or others were given up or refused."""
 
     tokens: float = 0.0
     pairs: float = 0.0

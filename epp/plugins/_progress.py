@@ -28,10 +28,12 @@ class Hope(NamedTuple):
     """Attributes:
     in_time: the probability that the first token is.
     deadline_s: until then it is.
+    tpot_target_ms: `inf` if there is none.
     """
 
     in_time: float
     deadline_s: float
+    tpot_target_ms: float
 
 
 class InFlight(NamedTuple):
@@ -43,6 +45,7 @@ class InFlight(NamedTuple):
         tokens: made since then; 0 before it.
         waits: 1 before its first token, then 0.
         hope: the probability that the first token is in time; 0 or 1 when it has come, and 0 when it is overdue.
+        tpot_target_ms: `inf` if there is none.
     """
 
     candidate: IntArray
@@ -50,6 +53,7 @@ class InFlight(NamedTuple):
     tokens: FloatArray
     waits: FloatArray
     hope: FloatArray
+    tpot_target_ms: FloatArray
 
 
 class Life(NamedTuple):
@@ -71,6 +75,7 @@ class _Answer:
     endpoint_id: str
     prefill_ms: float
     stall_ms: float
+    sent_s: float
     begun: bool = False
     whole: bool = True  # its server was known all the time
     requests_before: float = 0.0
@@ -94,6 +99,7 @@ class Progress:
         self._row = np.zeros(_CAPACITY, dtype=np.intp)
         self._first_s, self._steps_before = np.zeros(_CAPACITY), np.zeros(_CAPACITY)
         self._hope, self._deadline_s = np.zeros(_CAPACITY), np.zeros(_CAPACITY)
+        self._tpot_target_ms = np.zeros(_CAPACITY)
 
     @property
     def requests(self) -> int:
@@ -148,11 +154,12 @@ class Progress:
             self._row = np.resize(self._row, more)
             self._first_s, self._steps_before = np.resize(self._first_s, more), np.resize(self._steps_before, more)
             self._hope, self._deadline_s = np.resize(self._hope, more), np.resize(self._deadline_s, more)
+            self._tpot_target_ms = np.resize(self._tpot_target_ms, more)
         row = self._row_by_id.get(endpoint_id, _GONE)
-        self._answers.append(_Answer(request_id, endpoint_id, prefill_ms, stall_ms, whole=row != _GONE))
+        self._answers.append(_Answer(request_id, endpoint_id, prefill_ms, stall_ms, now_s, whole=row != _GONE))
         self._index[request_id] = index
         self._row[index], self._first_s[index], self._steps_before[index] = row, np.nan, 0.0
-        self._hope[index], self._deadline_s[index] = hope
+        self._hope[index], self._deadline_s[index], self._tpot_target_ms[index] = hope
         if row != _GONE:
             if np.isnan(self._since_s[row]):
                 self._since_s[row] = self._sent_at_s[row] = now_s
@@ -161,14 +168,14 @@ class Progress:
             self._sent_at_s[row] = now_s
             self._requests[row] += 1.0
 
-    def first_token(self, request_id: str, at_s: float, in_time: bool) -> None:
+    def first_token(self, request_id: str, at_s: float) -> None:
         """Its first token has come, so its prompt is computed. Again, or of an unknown request, nothing happens."""
         index = self._index.get(request_id)
         if index is None or self._answers[index].begun:
             return
         answer = self._answers[index]
         answer.begun = True
-        self._first_s[index], self._hope[index] = at_s, float(in_time)
+        self._first_s[index], self._hope[index] = at_s, float(at_s <= self._deadline_s[index])
         row = int(self._row[index])
         if row == _GONE:
             return
@@ -178,6 +185,10 @@ class Progress:
         steps, answer.requests_before, answer.context_before = self._sums(row, at_s)
         self._steps_before[index] = steps
         answer.prefill_before_ms = float(self._prefill_ms[row])
+
+    def forget(self, request_id: str) -> None:
+        """It is not answered there. Of an unknown request nothing happens."""
+        self._remove(request_id)
 
     def end(self, request_id: str, at_s: float, tokens: float) -> Life | None:
         """It is over, after so many tokens since its first. `None` if little is known of its life."""
@@ -225,12 +236,23 @@ class Progress:
         index = self._index.pop(request_id, None)
         if index is None:
             return
+        answer, row = self._answers[index], int(self._row[index])
+        if not answer.begun and row != _GONE:  # its prompt is not computed, or not to its end
+            fading = exp(min((answer.sent_s - self._sent_at_s[row]) / _WINDOW_S, 0.0))
+            self._sent_s[row] = max(self._sent_s[row] - answer.stall_ms / 1e3 * fading, 0.0)
         last = self._answers.pop()
         end = len(self._answers)
         if index != end:
             self._answers[index] = last
             self._index[last.request_id] = index
-            for column in (self._row, self._first_s, self._steps_before, self._hope, self._deadline_s):
+            for column in (
+                self._row,
+                self._first_s,
+                self._steps_before,
+                self._hope,
+                self._deadline_s,
+                self._tpot_target_ms,
+            ):
                 column[index] = column[end]
 
     # --- what is known ----------------------------------------------------------------------------------------------
@@ -247,6 +269,7 @@ class Progress:
         count = len(self._answers)
         row, first_s = self._row[:count], self._first_s[:count]
         steps_before, hope, deadline_s = self._steps_before[:count], self._hope[:count], self._deadline_s[:count]
+        tpot_target_ms = self._tpot_target_ms[:count]
         candidate = row
         if not everyone or (count and row.min() == _GONE):
             places = np.full(len(self._ids) + 1, _GONE, dtype=np.intp)  # the last is that of who has gone
@@ -255,7 +278,7 @@ class Progress:
             here = candidate != _GONE
             candidate, row = candidate[here], row[here]
             first_s, steps_before = first_s[here], steps_before[here]
-            hope, deadline_s = hope[here], deadline_s[here]
+            hope, deadline_s, tpot_target_ms = hope[here], deadline_s[here], tpot_target_ms[here]
         waits = np.isnan(first_s)
         return InFlight(
             candidate,
@@ -263,4 +286,5 @@ class Progress:
             np.where(waits, 0.0, np.fmax(self._steps[row] - steps_before, 0.0)),
             waits.astype(np.float64),
             np.where(waits & (deadline_s < now_s), 0.0, hope),
+            tpot_target_ms,
         )

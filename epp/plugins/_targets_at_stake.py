@@ -107,13 +107,13 @@ class Outlook(NamedTuple):
 
 
 def look_ahead(
-    slo: Slo, prospect: Prospect, company: Company, spreads: Spreads, arrivals_per_s: float, reuse_ratio: float
+    slo: Slo, prospect: Prospect, company: Company, spreads: Spreads, arrivals_per_s: FloatArray, reuse_ratio: float
 ) -> Outlook:
     """What is to be expected of each candidate.
 
     Args:
         slo: at least one target.
-        arrivals_per_s: of requests, per server.
+        arrivals_per_s: requests that come to each candidate.
         reuse_ratio: share of the prompts' tokens that was cached somewhere when they came.
     """
     queue_ms, own_ms, tpot_ms, pool_tpot_ms = prospect

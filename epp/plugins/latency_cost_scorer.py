@@ -39,6 +39,7 @@ from epp.plugins._signals import fresh
 from epp.plugins._slo import Slo, slo_of
 from epp.plugins._slow_start import without_held_back, zero_for_others
 from epp.plugins._targets_at_stake import Prospect, Spreads, look_ahead
+from epp.plugins._unseen_first_tokens import UnseenFirstTokens
 from epp.pool.snapshot import Snapshot
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.cycle import Cycle
@@ -53,8 +54,17 @@ from epp.scheduling.data import (
     InFlightLoad,
     IntArray,
 )
-from epp.scheduling.decision import Decision
-from epp.scheduling.plugin import EndHook, FirstTokenHook, Parameters, PreRequest, Scorer, Services
+from epp.scheduling.decision import Decision, Denial
+from epp.scheduling.plugin import (
+    EndHook,
+    FirstTokenHook,
+    Parameters,
+    PreRequest,
+    RequestProcessor,
+    ResponseHeadersHook,
+    Scorer,
+    Services,
+)
 
 # An 8B model on one H100; see `epp.latency.prior` for the sources. A pair of tokens that attend: 4 · layers · width
 # operations beside the 2 · parameters of a token, at half the efficiency, of 18.5 µs per token.
@@ -94,6 +104,7 @@ class _Priced:
         requests: with this one.
         context_tokens: of those that decode.
         own_ms: of prefill.
+        ttft_ms: until the first token.
         stall_ratio: for how much of it the others get no tokens.
         all_by_ours: how many times as many requests all processes that pick have in flight as this one.
         in_time: how likely this request keeps its TTFT target; 1 if there is none.
@@ -109,6 +120,7 @@ class _Priced:
     requests: FloatArray
     context_tokens: FloatArray
     own_ms: FloatArray
+    ttft_ms: FloatArray
     stall_ratio: FloatArray
     all_by_ours: float
     in_time: FloatArray
@@ -119,7 +131,7 @@ class _Met(NamedTuple):
 
     Attributes:
         overhead_ms: what every first token takes.
-        per_token: ms, of a prompt.
+        prompt_token_ms: for a token of a prompt.
         backlog_ms: the prompts before it.
         wait_ms: step, backlog and its own prompt.
         step_ms: as is to be expected while its answer is made.
@@ -128,7 +140,7 @@ class _Met(NamedTuple):
     """
 
     overhead_ms: FloatArray
-    per_token: FloatArray
+    prompt_token_ms: FloatArray
     backlog_ms: FloatArray
     wait_ms: FloatArray
     step_ms: FloatArray
@@ -138,8 +150,7 @@ class _Met(NamedTuple):
 
 @dataclass(slots=True)
 class _Sent:
-    """The server that was chosen, the target of the first token, and what was to be computed there: its own prompt, and
-    those before it.
+    """The server that was chosen, and what was to be computed there: its own prompt, and those before it.
 
     Attributes:
         mean_requests, more_requests: without this one, of the candidates on average, and how many more were there.
@@ -148,7 +159,6 @@ class _Sent:
     endpoint_id: str
     mean_requests: float
     more_requests: float
-    ttft_target_ms: float | None
     tokens: float
     pairs: float
     tokens_before: float
@@ -159,7 +169,7 @@ class _Sent:
         return 1.0, self.tokens + self.tokens_before, self.pairs + self.pairs_before
 
 
-class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
+class LatencyCostScorer(RequestProcessor, Scorer, PreRequest, ResponseHeadersHook, FirstTokenHook, EndHook):
     """score = lowest cost / cost, with
 
         cost = wait · (requests there + 1) · TPOT · targets at stake ^ stakeExponent
@@ -194,6 +204,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         self._arrivals = Arrivals()
         self._reuse = Reuse()
         self._lasting = Lasting()
+        self._unseen = UnseenFirstTokens(self._first_token_was_due)
         self._output_tokens = parameters.expected_output_tokens
         self._answers = 1
         self._version: int | None = None
@@ -202,6 +213,11 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
     @property
     def consumes(self) -> Sequence[DataKey[Any]]:
         return DEFAULT_PROMPT, self._match_key, self._load_key, self._uncached_key
+
+    def process_request(self, cycle: Cycle) -> Denial | None:
+        """Before anybody looks at the load, bring it up to date."""
+        self._unseen.catch_up(cycle.now_s)
+        return None
 
     # --- the price --------------------------------------------------------------------------------------------------
 
@@ -215,9 +231,10 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
 
     def _scores(self, cycle: Cycle, candidates: Candidates, priced: _Priced) -> FloatArray:
         by_profile = cycle.state.get(self.name)
-        if not isinstance(by_profile, list):  # several profiles may ask about a request, but it has come once
+        if not isinstance(by_profile, list):
             by_profile = cycle.state[self.name] = []
-            self._arrivals.add(cycle.now_s)
+        rows = slice(None) if candidates.everyone else candidates.rows
+        self._has_come(rows, candidates, by_profile, cycle.now_s)
         by_profile.append(priced)
         overhead, per_token, per_pair = self._laws(self._ttft, candidates)
         base, per_request, per_context, stall = self._laws(self._tpot, candidates)
@@ -225,12 +242,12 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         priced.stall_ratio = np.minimum(stall, _MOST_STALL)
         there, now_s = priced.requests - 1.0, cycle.now_s
         step_ms = base + per_request * there + per_context * priced.context_tokens
-        rows = slice(None) if candidates.everyone else candidates.rows
         self._progress.tick(rows, step_ms, there, priced.context_tokens, now_s)
         backlog_ms = per_token * priced.tokens_before + per_pair * priced.pairs_before
         prefill_ratio = np.minimum(self._progress.prefill_ratios(rows, now_s), _MOST_PREFILL_RATIO)
         more_step_ms = per_request + per_context * _prompt_tokens(cycle)
         wait_ms = base + backlog_ms + own_ms
+        priced.ttft_ms = overhead + backlog_ms + own_ms
         if not (priced.slo.constrained and self._exponent > 0):
             tpot_ms = (step_ms + more_step_ms) / (1.0 - prefill_ratio)
             cost = wait_ms * priced.requests * tpot_ms
@@ -248,12 +265,13 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         tpot_ms = token_ms + more_ms
         pool_tpot_ms = float((met.step_ms + met.more_step_ms).mean()) / (1.0 - float(met.prefill_ratio.mean()))
         new_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
-        pace = Pace(token_ms, more_ms, stall * met.backlog_ms, stall * own_ms, stall * met.per_token, there)
+        pace = Pace(token_ms, more_ms, stall * met.backlog_ms, stall * own_ms, stall * met.prompt_token_ms, there)
         in_flight = self._progress.in_flight(candidates.rows, candidates.everyone, cycle.now_s)
         company = company_of(in_flight, pace, slo.tpot_ms, self._tpot.spread, self._output_tokens, new_tokens)
         prospect = Prospect(met.overhead_ms + met.backlog_ms + cycle.waited_ms, own_ms, tpot_ms, pool_tpot_ms)
         spreads = Spreads(self._ttft.spread, self._tpot.spread)
-        arrivals_per_s = self._arrivals.per_s * priced.all_by_ours / len(candidates)
+        rows = slice(None) if candidates.everyone else candidates.rows
+        arrivals_per_s = self._arrivals.per_s(rows) * priced.all_by_ours
         outlook = look_ahead(slo, prospect, company, spreads, arrivals_per_s, self._reuse.ratio)
         priced.in_time = outlook.in_time
         wait_ms = _priced_ms(slo.ttft_ms, met.wait_ms, late_counts=1.0 - outlook.overload_ratio)
@@ -263,6 +281,14 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         explained = factors(priced.uncached_tokens, own_ms, met.wait_ms, there, tpot_ms, cost)
         cycle.explain(self.name, candidates, explained | at_stake(slo, prospect, company, outlook))
         return _scored(cost)
+
+    def _has_come(
+        self, rows: IntArray | slice, candidates: Candidates, before: Sequence[_Priced], now_s: float
+    ) -> None:
+        """Count the request where it may go, once for each server: several profiles may ask about it."""
+        for priced in before:
+            rows = np.setdiff1d(candidates.rows if isinstance(rows, slice) else rows, priced.rows)
+        self._arrivals.add(rows, len(candidates), now_s)
 
     def _all_by_ours(self, load: InFlightLoad | None) -> float:
         """How many times as much all processes that pick do as this one, by what they have in flight. By chance few
@@ -294,6 +320,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             requests=requests + others + 1.0,
             context_tokens=nothing if load is None else candidates.take(load.decode_tokens),
             own_ms=nothing,
+            ttft_ms=nothing,
             stall_ratio=nothing,
             all_by_ours=self._all_by_ours(load),
             in_time=nothing + 1.0,
@@ -317,6 +344,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         self._ttft.keep(snapshot.row_by_id)
         self._tpot.keep(snapshot.row_by_id)
         self._progress.follow(self._endpoint_ids)
+        self._arrivals.follow(self._endpoint_ids)
 
     # --- what comes of it -------------------------------------------------------------------------------------------
 
@@ -338,17 +366,34 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
         before, pairs_before = float(priced.tokens_before[at]), float(priced.pairs_before[at])
         mean_requests = float(priced.requests.mean()) - 1.0
         more_requests = float(priced.requests[at]) - 1.0 - mean_requests
-        cycle.state[self.name] = _Sent(
-            chosen.id, mean_requests, more_requests, priced.slo.ttft_ms, own, pairs, before, pairs_before
-        )
+        cycle.state[self.name] = _Sent(chosen.id, mean_requests, more_requests, own, pairs, before, pairs_before)
         target_ms, prefill_ms = priced.slo.ttft_ms, 0.0
         if prefill_row(decision) is None:
             self._backlog.add(cycle.request.id, chosen.id, own, pairs)
             prefill_ms = float(priced.own_ms[at]) * priced.all_by_ours  # others send there, too
         deadline_s = np.inf if target_ms is None else cycle.now_s + (target_ms - cycle.waited_ms) / 1e3
-        hope = Hope(float(priced.in_time[at]), deadline_s)
+        tpot_target_ms = np.inf if priced.slo.tpot_ms is None else priced.slo.tpot_ms
+        hope = Hope(float(priced.in_time[at]), deadline_s, tpot_target_ms)
         stall_ms = prefill_ms * float(priced.stall_ratio[at])
         self._progress.add(cycle.request.id, chosen.id, hope, prefill_ms, stall_ms, cycle.now_s)
+        if not cycle.request.streaming:
+            self._unseen.expect(cycle.request.id, cycle.now_s + float(priced.ttft_ms[at]) / 1e3)
+
+    def _first_token_was_due(self, request_id: str, at_s: float) -> None:
+        """Of an answer in one piece: its prompt is no longer what others have to wait for."""
+        self.services.ledger.first_token(request_id)
+        self._backlog.first_token(request_id)
+        self._progress.first_token(request_id, at_s)
+
+    def response_headers(
+        self, cycle: Cycle, decision: Decision, status: int | None, headers: Mapping[str, str], served: str | None
+    ) -> None:
+        """Whom another server answers, leaves the one that was chosen nothing to compute."""
+        sent = cycle.state.get(self.name)
+        row = None if served is None else decision.snapshot.row_by_address.get(served)
+        if isinstance(sent, _Sent) and row is not None and decision.snapshot.endpoints[row].id != sent.endpoint_id:
+            self._backlog.remove(cycle.request.id)
+            self._progress.forget(cycle.request.id)
 
     def first_token(self, cycle: Cycle, decision: Decision, at_s: float) -> None:
         more = self._backlog.first_token(cycle.request.id)
@@ -357,8 +402,7 @@ class LatencyCostScorer(Scorer, PreRequest, FirstTokenHook, EndHook):
             return
         sent.tokens_before = max(sent.tokens_before + more.tokens, 0.0)
         sent.pairs_before = max(sent.pairs_before + more.pairs, 0.0)
-        target_ms, waited_ms = sent.ttft_target_ms, (at_s - cycle.now_s) * 1e3 + cycle.waited_ms
-        self._progress.first_token(cycle.request.id, at_s, in_time=target_ms is None or waited_ms <= target_ms)
+        self._progress.first_token(cycle.request.id, at_s)
 
     def end(self, cycle: Cycle, decision: Decision, outcome: Outcome) -> None:
         self._backlog.remove(cycle.request.id)

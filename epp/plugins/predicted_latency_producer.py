@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from epp.endings import EndCause
+from epp.endings import EndCause, is_good
 from epp.latency.types import Prediction, Promise, Sample, Target
 from epp.ledger import Outcome
-from epp.plugins._latency_samples import GENERATING_APIS, is_good, measure, promises_of, rows_at_work, targets_by_row
+from epp.plugins._latency_samples import GENERATING_APIS, measure, promises_of, rows_at_work, targets_by_row
 from epp.plugins._latency_situation import SituationReader
 from epp.plugins._latency_targets import Judge, RunningTargets
 from epp.plugins._predicted_latency_parameters import PredictedLatencyParameters
@@ -106,7 +106,7 @@ class PredictedLatencyProducer(
         self._budget = PredictionBudget(parameters.budget_ms / 1e3, services.timer)
         self._targets = RunningTargets()
         self._judge = Judge(self._targets, parameters.slo_buffer_factor, parameters.like_llm_d)
-        self._unseen = UnseenFirstTokens(services.ledger)
+        self._unseen = UnseenFirstTokens(lambda request_id, at_s: services.ledger.first_token(request_id))
         self._slow_start = SlowStartTracker(parameters.slow_start_samples, parameters.failure_threshold)
         self._reader = SituationReader(parameters.endpoint_role_label, parameters.prefix_match_info_producer_name)
         self._load_key = IN_FLIGHT_LOAD.by(parameters.in_flight_load_producer_name)

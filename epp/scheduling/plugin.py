@@ -208,7 +208,7 @@ class ResponseHeadersHook(Plugin):
 class FirstTokenHook(Plugin):
     @abstractmethod
     def first_token(self, cycle: Cycle, decision: Decision, at_s: float) -> None:
-        """Once, with the first token of a stream, or the first byte of any other answer."""
+        """Once, with the first token of a stream, or the first byte of any other answer; of an error never."""
 
 
 class ResponseChunkHook(Plugin):

@@ -12,11 +12,16 @@ TARGET_MS, MEAN_TOKENS = 20.0, 200.0
 SECONDS = st.floats(0, 1e9)
 
 
-def company(answers, *, target_ms=TARGET_MS, requests=None, spread=0.1, new_tokens=MEAN_TOKENS, **pace):
-    """`answers`: one tuple of milliseconds and tokens since the first, or `None` for who waits, on one server."""
+def company(
+    answers, *, target_ms=TARGET_MS, their_target_ms=None, requests=None, spread=0.1, new_tokens=MEAN_TOKENS, **pace
+):
+    """`answers`: one tuple of milliseconds and tokens since the first, or `None` for who waits, on one server.
+    `target_ms` is the newcomer's, and that of all unless `their_target_ms` is another."""
     waits = np.array([float(answer is None) for answer in answers])
     elapsed_ms, tokens = np.array([answer or (0.0, 0.0) for answer in answers], float).reshape(-1, 2).T
-    there = InFlight(np.zeros(len(answers), dtype=np.intp), elapsed_ms, tokens, waits, np.ones(len(answers)))
+    theirs = their_target_ms or target_ms or np.inf
+    candidate, hope = np.zeros(len(answers), dtype=np.intp), np.ones(len(answers))
+    there = InFlight(candidate, elapsed_ms, tokens, waits, hope, np.full(len(answers), theirs))
     alike = {"token_ms": 15.0, "more_ms": 0.0, "backlog_ms": 0.0, "own_ms": 0.0, "prompt_token_ms": 0.02}
     values = {**alike, "requests": len(answers) if requests is None else requests, **pace}
     columns = Pace(**{name: np.array([value], float) for name, value in values.items()})
@@ -72,6 +77,18 @@ def test_a_short_answer_slows_nobody_for_long():
 
 def test_without_a_target_of_pace_the_first_token_alone_counts():
     assert company([(9e9, 1.0), None], target_ms=None) == [2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("newcomers_ms", [None, 8.0, 150.0])
+def test_each_is_held_to_a_target_of_its_own(newcomers_ms):
+    """A batch that bears much comes to chats that do not; and a hurried one to those who do."""
+    alike = {"token_ms": 15.0, "own_ms": 3000.0}
+    chats = company([(0.0, 0.0)] * 10, target_ms=newcomers_ms, their_target_ms=20.0, **alike)
+    assert chats == company([(0.0, 0.0)] * 10, target_ms=20.0, **alike)
+    assert chats[1] > 3
+    patient = company([(0.0, 0.0)] * 10, target_ms=newcomers_ms, their_target_ms=1000.0, **alike)
+    assert patient[0] == pytest.approx(10, rel=0.01)
+    assert patient[1] < 0.1
 
 
 @given(

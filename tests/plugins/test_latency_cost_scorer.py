@@ -7,7 +7,7 @@ from plugin_fakes import NOW_S, decide, endpoints, make, pool, signals
 
 from epp.endings import EndCause
 from epp.inference.request import Api, Usage
-from epp.ledger import Outcome
+from epp.ledger import Ledger, Outcome
 from epp.scheduling.candidates import Candidates
 from epp.scheduling.data import (
     DEFAULT_PROMPT,
@@ -403,6 +403,89 @@ def test_a_prompt_that_waits_for_one_that_overtook_it_says_nothing_of_an_idle_se
     law = scorer.dump_state()["ttft"]
     assert law["pool"][0] < 100
     assert law["spread"] < 0.2
+
+
+@pytest.mark.parametrize("how", ["refused", "moved"])
+def test_a_prompt_that_its_server_does_not_compute_says_nothing_of_those_who_wait_beside_it(how):
+    """It would take seconds, and is answered with 400 at once, or by another server."""
+    scorer, candidates = make("latency-cost-scorer"), pool(size=2)
+    for number in range(60):
+        sent = {}
+        for tokens in (1_000, 100_000):
+            cycle = later(a_request(tokens=tokens), number * 60.0)
+            cycle.request = cycle.request._replace(id=str(tokens))
+            scorer.score(cycle, candidates)
+            sent[tokens] = cycle, decide(candidates, number % 2)
+            scorer.pre_request(*sent[tokens])
+        long, short = sent[100_000], sent[1_000]
+        at_s = long[0].now_s
+        if how == "refused":
+            bad = Outcome(
+                EndCause.NATURAL, 400, False, long[1].endpoints[0].id, at_s, at_s, None, at_s + 0.002, Usage()
+            )
+            scorer.end(*long, bad)
+        else:
+            scorer.response_headers(*long, 200, {}, endpoints(2)[1 - number % 2].address)
+            assert scorer._progress.requests == 1
+            scorer.first_token(*long, at_s + 0.04)
+        scorer.first_token(*short, at_s + 0.048)
+        answered(scorer, *short, at_s + 0.048, 8)
+    constant, per_token, _ = scorer.dump_state()["ttft"]["pool"]
+    assert constant == pytest.approx(28, abs=4)
+    assert per_token == pytest.approx(0.0185, abs=0.004)
+    assert scorer.dump_state()["ttft"]["spread"] < 0.1
+
+
+def in_one_piece(scorer, ledger, *, tokens, request_id, at_s=0.0):
+    """A request whose answer comes whole, sent to the first of two servers."""
+    candidates, cycle = pool(size=2), later(a_request(tokens=tokens), at_s)
+    cycle.request = cycle.request._replace(id=request_id, streaming=False)
+    scorer.score(cycle, candidates)
+    decision = decide(candidates, 0)
+    ledger.reserve(request_id, decision.endpoints[0].id, prefill_tokens=tokens, context_tokens=tokens)
+    scorer.pre_request(cycle, decision)
+    return cycle, decision
+
+
+def test_the_prompt_of_an_answer_in_one_piece_is_computed_when_that_was_expected():
+    """Without another plugin that says so; by then nobody waits for it, and its first token was in time."""
+    ledger, candidates = Ledger(), pool(size=2)
+    scorer = make("latency-cost-scorer", ledger=ledger)
+    in_one_piece(scorer, ledger, tokens=10_000, request_id="whole")
+    for at_s, waiting in ((0.25, 10_000), (0.35, 0)):
+        scorer.process_request(later(a_request(), at_s))
+        assert ledger.load(candidates.snapshot).prefill_tokens[0] == waiting
+        assert (scorer._backlog.pairs_per_token((endpoints(2)[0].id,))[0] > 0) == (waiting > 0)
+        assert scorer._progress.in_flight(candidates.rows, True, NOW_S + at_s).waits[0] == (waiting > 0)
+
+
+def test_an_answer_in_one_piece_hides_no_queue_from_what_is_learned():
+    """While it is made, a prompt of 20,000 tokens waits, and another behind it."""
+    ledger, candidates = Ledger(), pool(size=2)
+    scorer = make("latency-cost-scorer", ledger=ledger)
+    for number in range(60):
+        at_s = number * 60.0
+        whole, decision = in_one_piece(scorer, ledger, tokens=10_000, request_id="whole", at_s=at_s)
+        sent = []
+        for tokens, before in ((20_000, 0), (1_000, 20_000)):
+            cycle = later(a_request(tokens=tokens, prefill=(before, 0)), at_s + 5.0)
+            cycle.request = cycle.request._replace(id=str(tokens))
+            scorer.process_request(cycle)
+            scorer.score(cycle, candidates)
+            scorer.pre_request(cycle, decision)
+            sent.append(cycle)
+        for cycle, ttft_ms in zip(sent, (28 + 370 + 240, 28 + 370 + 240 + 19), strict=True):
+            scorer.first_token(cycle, decision, cycle.now_s + ttft_ms / 1e3)
+            answered(scorer, cycle, decision, cycle.now_s + ttft_ms / 1e3, 8)
+        scorer.end(
+            whole,
+            decision,
+            Outcome(EndCause.NATURAL, 200, False, decision.endpoints[0].id, at_s, at_s, at_s + 9, at_s + 9, Usage()),
+        )
+        ledger.release("whole")
+    law = scorer.dump_state()["ttft"]
+    assert law["spread"] < 0.1
+    assert law["pool"] == pytest.approx([28, 0.0185, 1.2e-6], rel=0.1)
 
 
 def burst(scorer, more_later, at_s):

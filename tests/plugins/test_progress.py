@@ -20,13 +20,15 @@ def ticked(progress, now_s, step_ms=(10.0, 20.0), requests=(1.0, 1.0), context=(
     progress.tick(slice(None), *(np.array(column) for column in (step_ms, requests, context)), now_s)
 
 
-def sent(progress, request_id, endpoint_id, at_s, prefill_ms=0.0, in_time=0.9, deadline_s=np.inf):
-    progress.add(request_id, endpoint_id, Hope(in_time, deadline_s), prefill_ms, prefill_ms, at_s)
+def sent(
+    progress, request_id, endpoint_id, at_s, prefill_ms=0.0, in_time=0.9, deadline_s=np.inf, tpot_target_ms=np.inf
+):
+    progress.add(request_id, endpoint_id, Hope(in_time, deadline_s, tpot_target_ms), prefill_ms, prefill_ms, at_s)
 
 
 def begun(progress, endpoint_id, at_s, request_id="r", prefill_ms=0.0):
     sent(progress, request_id, endpoint_id, at_s, prefill_ms)
-    progress.first_token(request_id, at_s, in_time=True)
+    progress.first_token(request_id, at_s)
 
 
 def test_an_answer_has_a_token_for_each_step_since_its_first():
@@ -59,7 +61,7 @@ def test_who_waits_has_no_tokens_and_the_hope_it_came_with():
     there = progress.in_flight(ROWS, True, 1.0)
     assert (there.tokens[0], there.elapsed_ms[0], there.waits[0], there.hope[0]) == (0, 0, 1, 0.7)
     assert progress.in_flight(ROWS, True, 5.1).hope[0] == 0
-    progress.first_token("r", 1.0, in_time=True)
+    progress.first_token("r", 1.0)
     assert progress.in_flight(ROWS, True, 5.1).hope[0] == 1
 
 
@@ -116,7 +118,7 @@ def test_a_first_token_long_after_the_last_look_begins_then():
     progress = servers()
     ticked(progress, 0.0)
     sent(progress, "r", "a", 0.0)
-    progress.first_token("r", 50.0, in_time=True)
+    progress.first_token("r", 50.0)
     ticked(progress, 60.0, (20.0, 20.0))
     assert progress.in_flight(ROWS, True, 60.0).tokens[0] == pytest.approx(500)
 
@@ -164,7 +166,7 @@ def test_those_in_flight_are_those_that_were_sent_and_have_not_ended(events):
             sent(progress, request_id, endpoint_id, float(at), 5.0, number / 100)
             there_are[request_id] = endpoint_id, number / 100
         elif what == "begun":
-            progress.first_token(request_id, float(at), in_time=True)
+            progress.first_token(request_id, float(at))
             if request_id in there_are:
                 there_are[request_id] = there_are[request_id][0], 1.0
         elif what == "ended":
@@ -180,3 +182,16 @@ def test_those_in_flight_are_those_that_were_sent_and_have_not_ended(events):
             expected = sorted((names.index(e), hope) for e, hope in there_are.values() if e in names[: len(rows)])
             assert sorted(zip(there.candidate.tolist(), there.hope.tolist(), strict=True)) == expected
             assert np.isfinite(there.tokens).all()
+
+
+def test_a_prompt_that_was_given_up_or_refused_takes_no_time_from_the_others():
+    progress = servers()
+    ticked(progress, 0.0)
+    sent(progress, "kept", "a", 1.0, prefill_ms=100.0)
+    alone = progress.prefill_ratios(slice(None), 2.0)[0]
+    sent(progress, "refused", "a", 1.5, prefill_ms=60_000.0)
+    progress.end("refused", 1.6, tokens=0.0)
+    sent(progress, "moved", "a", 1.7, prefill_ms=60_000.0)
+    progress.forget("moved")
+    assert progress.prefill_ratios(slice(None), 2.0)[0] == pytest.approx(alone, rel=1e-6)
+    assert progress.requests == 1

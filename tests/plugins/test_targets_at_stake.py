@@ -30,7 +30,8 @@ def at_stake(slo=SLO, arrivals_per_s=0.0, spreads=SPREADS, reuse_ratio=1.0, **co
         return (np.array(np.broadcast_to(columns.get(n, alike[n]), servers), float) for n in names)
 
     expected, company = prospect(*of("queue_ms", "own_ms", "tpot_ms")), Company(*of(*Company._fields))
-    return look_ahead(slo, expected, company, spreads, arrivals_per_s, reuse_ratio).at_stake.tolist()
+    arrivals = np.full(servers, float(arrivals_per_s))
+    return look_ahead(slo, expected, company, spreads, arrivals, reuse_ratio).at_stake.tolist()
 
 
 @pytest.mark.parametrize("late", [{"queue_ms": (2000, 50)}, {"own_ms": (2000, 100)}, {"tpot_ms": (40, 12)}])
@@ -124,22 +125,49 @@ def test_it_is_a_number_above_0_whatever_is_expected(ttft_ms, tpot_ms, expected,
 # --- arrivals, reuse --------------------------------------------------------------------------------------------------
 
 
-def test_arrivals_are_counted_per_second_and_old_ones_fade():
+ALL = slice(None)
+
+
+def followed(*endpoint_ids):
     arrivals = Arrivals()
-    assert arrivals.per_s == 0
+    arrivals.follow(endpoint_ids)
+    return arrivals
+
+
+def test_arrivals_are_counted_per_second_and_old_ones_fade():
+    arrivals = followed("a", "b")
+    assert arrivals.per_s(ALL).tolist() == [0, 0]
     for number in range(1000):
-        arrivals.add(number * 0.1)
-    assert arrivals.per_s == pytest.approx(10, rel=0.05)
+        arrivals.add(ALL, 2, number * 0.1)
+    assert arrivals.per_s(ALL) == pytest.approx([5, 5], rel=0.05)
     for number in range(200):
-        arrivals.add(100 + number)
-    assert arrivals.per_s == pytest.approx(1, rel=0.05)
+        arrivals.add(ALL, 2, 100 + number)
+    assert arrivals.per_s(ALL) == pytest.approx([0.5, 0.5], rel=0.05)
+
+
+def test_a_server_has_as_many_arrivals_as_may_go_there():
+    """Eight servers; of twenty requests a second a quarter may use only the first two."""
+    arrivals = followed(*"abcdefgh")
+    for number in range(4000):
+        rows, candidates = (np.array([0, 1]), 2) if number % 4 == 0 else (ALL, 8)
+        arrivals.add(rows, candidates, number / 20)
+    few, all_of_them = 5 / 2, 15 / 8
+    assert arrivals.per_s(np.array([1, 7])) == pytest.approx([few + all_of_them, all_of_them], rel=0.05)
+
+
+def test_arrivals_stay_with_their_servers_when_others_join_and_leave():
+    arrivals = followed("a", "b")
+    for number in range(1000):
+        arrivals.add(np.array([1]), 1, number * 0.1)
+    arrivals.follow(("b", "new"))
+    assert arrivals.per_s(ALL) == pytest.approx([10, 0], rel=0.05)
 
 
 def test_a_burst_at_the_start_is_spread_over_some_seconds():
-    arrivals = Arrivals()
+    arrivals = followed("a")
     for _ in range(10):
-        arrivals.add(3.0)
-    assert arrivals.per_s == pytest.approx(2.26, abs=0.01)
+        arrivals.add(ALL, 1, 3.0)
+    assert arrivals.per_s(ALL) == pytest.approx([2.26], abs=0.01)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(-1, 2e6))))
