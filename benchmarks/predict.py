@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import xgboost
 
+from epp.latency.boosters import opened
 from epp.latency.buffer import Rows, bucket_of
 from epp.latency.features import COLUMN, feature_matrix
 from epp.latency.jobs import TrainedModel, TrainingJob
@@ -90,7 +91,7 @@ def time_predictions(trained: TrainedModel, rounds: int) -> list[dict[str, Any]]
     predictor = Predictor(PredictorOptions())
     if not predictor.publish(trained) or trained.model is None or len(trained.model.targets) < len(Target):
         raise SystemExit("training found no better model: nothing to time")
-    ttft, tpot = (trained.model.targets[target].mean for target in (Target.TTFT, Target.TPOT))
+    ttft, tpot = (opened(trained.model.targets[target].mean) for target in (Target.TTFT, Target.TPOT))
     results = []
     for candidates in CANDIDATES:
         s = situation(rng, candidates)

@@ -106,7 +106,7 @@ def _import(arguments: argparse.Namespace) -> int:
 def _read(path: Path) -> tuple["PredictorState", float]:
     """From a model file or a folder, and the Unix time at which what was read was saved. Raises `Problem`."""
     from epp.latency.bundle import pack
-    from epp.latency.persistence import load
+    from epp.latency.restoring import load
 
     try:
         if path.is_dir():

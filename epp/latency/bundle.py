@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from epp.latency.boosters import as_json
 from epp.latency.features import FEATURES
-from epp.latency.persistence import FORMAT_VERSION, Loaded, check_features, checked, metadata_of, state_of
+from epp.latency.persistence import FORMAT_VERSION, metadata_of
 from epp.latency.predictor import PredictorState
+from epp.latency.restoring import Loaded, check_features, checked, state_of
 from epp.latency.types import Target
 
 METADATA, SAMPLES = "metadata.json", "samples.csv"
@@ -28,8 +30,8 @@ def unpack(state: PredictorState) -> dict[str, bytes]:
     """The files by name."""
     files = {METADATA: json.dumps(metadata_of(state), indent=2).encode(), SAMPLES: _csv(state)}
     for target, trees in ({} if state.model is None else state.model.targets).items():
-        for part, booster in zip(_PARTS, (trees.mean, trees.spread), strict=True):
-            files[_tree_file(target.value, part)] = bytes(booster.save_raw("json"))
+        for part, saved in zip(_PARTS, (trees.mean, trees.spread), strict=True):
+            files[_tree_file(target.value, part)] = as_json(saved)
     return files
 
 
@@ -41,7 +43,7 @@ def pack(files: Mapping[str, bytes]) -> Loaded:
         if metadata["format"] != FORMAT_VERSION:
             raise ValueError("another version of the format")
         check_features(metadata)
-        boosters = {name: [files[_tree_file(name, part)] for part in _PARTS] for name in metadata["trees"]}
+        trees = {name: [files[_tree_file(name, part)] for part in _PARTS] for name in metadata["trees"]}
         header, *lines = csv.reader(io.StringIO(files[SAMPLES].decode(), newline=""))
         if tuple(header) != _COLUMNS:
             raise ValueError(f"{SAMPLES} has other columns")
@@ -50,7 +52,7 @@ def pack(files: Mapping[str, bytes]) -> Loaded:
         features, actual_ms = np.split(numbers[:, 1:], [len(FEATURES)], axis=1)
         return state_of(
             metadata,
-            boosters,
+            trees,
             features.astype(np.float32),
             actual_ms,
             -numbers[:, 0],

@@ -9,7 +9,7 @@ trained in, they stand still, and the prediction follows the law alone. Both par
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,6 @@ import numpy.typing as npt
 from epp.latency.features import FeatureMatrix
 from epp.latency.trees import FlatTrees
 from epp.latency.types import FloatArray, Target
-
-if TYPE_CHECKING:
-    import xgboost
 
 # Relative errors below 2 % are luck, above a factor of 4 the model says nothing.
 _LOG_SPREADS = (log(0.02), log(1.5))
@@ -39,15 +36,15 @@ class TargetTrees:
     """One target's trees.
 
     Attributes:
-        mean, spread: predict log(ms) and log(expected |log error|).
+        mean, spread: predict log(ms) and log(expected |log error|); as XGBoost saves them, see `epp.latency.boosters`.
         weight: of the trees against the law, 0..1.
         log_prior_range: the law's lowest and highest log(ms) among the rows trained on.
         trained_rows: how many those were.
         score, champion_score: mean |log error| on the newest rows, of this model and of what was served until then.
     """
 
-    mean: "xgboost.Booster"
-    spread: "xgboost.Booster"
+    mean: bytes
+    spread: bytes
     weight: float
     log_prior_range: tuple[float, float]
     trained_rows: int
@@ -63,16 +60,12 @@ class TargetTrees:
         joined: FloatArray = np.exp(log_prior + share * (log_trees - within))
         return joined
 
-    def evaluate(self, features: FeatureMatrix, prior_ms: FloatArray) -> BaseEstimate:
-        """By XGBoost itself, for any thread."""
-        log_spread = self.spread.inplace_predict(features)
-        return BaseEstimate(self.join(self.mean.inplace_predict(features), prior_ms), spread_of(log_spread))
-
 
 class Model:
     """The trees of all targets that have some, ready to be evaluated together. For use from one thread.
 
-    Raises ValueError if the boosters are of a kind that it cannot evaluate.
+    To make one takes XGBoost; one that came from another process is ready. Raises ValueError if the trees are of a kind
+    that it cannot evaluate.
     """
 
     def __init__(self, targets: Mapping[Target, TargetTrees]) -> None:
@@ -112,4 +105,8 @@ def spread_of(log_spread: npt.NDArray[np.float32]) -> FloatArray:
 
 
 def _flat(targets: list[TargetTrees]) -> FlatTrees | None:
-    return FlatTrees([booster for t in targets for booster in (t.mean, t.spread)]) if targets else None
+    if not targets:
+        return None
+    from epp.latency.boosters import opened  # whoever makes a model has trained it, or read it from a file
+
+    return FlatTrees([opened(trees) for of in targets for trees in (of.mean, of.spread)])

@@ -5,13 +5,13 @@ bias of each endpoint and with bounds from the errors of what was served. Of the
 promise, and gives it back with what really came: `observe` first judges the promise, then calibrates, then learns.
 Training is for another thread: `training_due` hands out a job, `train(job)` works on it, `publish` takes what it found.
 
-All calls are for one thread and none waits. Time is an argument. XGBoost trains and keeps trees; it is not needed here.
+All calls are for one thread and none waits. Time is an argument. XGBoost trains trees; it is not needed here.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import exp, inf, isfinite, log
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from epp.latency.jobs import TrainedModel, TrainingJob
 from epp.latency.model import PRIOR_SPREAD, BaseEstimate, Model
 from epp.latency.prior import Prior
 from epp.latency.types import Estimate, FloatArray, Prediction, Sample, Situation, Source, Target
-
-if TYPE_CHECKING:
-    import xgboost
 
 _ASSUMED_ERROR = 0.4  # standard deviation of the prior's log error before anything is known of it
 _AFTER_DRIFT_SCORES = 60
@@ -327,8 +324,8 @@ class Predictor:
         self.model_version = state.model_version
         self._model_at_s = None if state.model_age_s is None else now_s - state.model_age_s
 
-    def boosters(self) -> "dict[str, xgboost.Booster]":
-        """By target, the served trees for log(ms)."""
+    def trees(self) -> dict[str, bytes]:
+        """By target, the served trees for log(ms), as XGBoost saves them."""
         return {target.value: of.mean for target, of in ({} if self._model is None else self._model.targets).items()}
 
     def rows(self, now_s: float) -> Rows:

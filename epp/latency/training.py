@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import xgboost
 
+from epp.latency.boosters import opened, saved
 from epp.latency.calibration import load_level
 from epp.latency.features import FeatureMatrix, monotone_constraints
 from epp.latency.jobs import Contest, Handover, TrainedModel, TrainingJob
-from epp.latency.model import PRIOR_SPREAD, BaseEstimate, Model, TargetTrees
+from epp.latency.model import PRIOR_SPREAD, BaseEstimate, Model, TargetTrees, spread_of
 from epp.latency.types import FloatArray, Target
 
 _COMMON: dict[str, Any] = {
@@ -103,7 +104,7 @@ class _Task:
         served = (
             BaseEstimate(self.prior_ms, np.full(count, PRIOR_SPREAD))
             if champion is None
-            else champion.evaluate(self.features, self.prior_ms)
+            else _evaluated(champion, self.features, self.prior_ms)
         )
         champion_score = self._score(self._errors(served.base_ms, recent, new))
 
@@ -112,7 +113,8 @@ class _Task:
         offsets -= np.average(offsets[self.endpoints[old]], weights=self.weights[old])
         mean = self._boost(_MEAN, _MEAN_TREES, self.log_actual - offsets[self.endpoints], old, constrained=True)
         log_prior = np.log(self.prior_ms[old])
-        trees = TargetTrees(mean, mean, 0.0, (float(log_prior.min()), float(log_prior.max())), split, 0.0, 0.0)
+        log_prior_range = float(log_prior.min()), float(log_prior.max())
+        trees = TargetTrees(saved(mean), b"", 0.0, log_prior_range, split, 0.0, 0.0)
         log_trees = mean.inplace_predict(self.features)
         joined = [trees.join(log_trees, self.prior_ms, weight) for weight in _WEIGHTS]
         scores = [self._score(self._errors(base_ms, recent, new)) for base_ms in joined]
@@ -123,8 +125,10 @@ class _Task:
             self.log_actual - np.log(base_ms) - self._offsets(self.log_actual - np.log(base_ms), old)[self.endpoints]
         )
         spread = self._boost(_SPREAD, _SPREAD_TREES, np.log(np.abs(errors) + _SMALLEST_ERROR), old, constrained=False)
-        trees = TargetTrees(mean, spread, _WEIGHTS[best], trees.log_prior_range, split, scores[best], champion_score)
-        held_back = trees.evaluate(self.features[new], self.prior_ms[new])
+        trees = TargetTrees(
+            trees.mean, saved(spread), _WEIGHTS[best], log_prior_range, split, scores[best], champion_score
+        )
+        held_back = _evaluated(trees, self.features[new], self.prior_ms[new])
         newest = slice(recent.start, count)
         handover = Handover(
             offsets=self._handed_offsets(base_ms, newest, endpoint_ids),
@@ -168,6 +172,12 @@ class _Task:
             str(endpoint_ids[i]): (float(offsets[i]), min(float(counts[i]), _BIAS_SAMPLES))
             for i in np.flatnonzero(counts)
         }
+
+
+def _evaluated(trees: TargetTrees, features: FeatureMatrix, prior_ms: FloatArray) -> BaseEstimate:
+    """By XGBoost itself."""
+    log_trees, log_spread = (opened(saved_as).inplace_predict(features) for saved_as in (trees.mean, trees.spread))
+    return BaseEstimate(trees.join(log_trees, prior_ms), spread_of(log_spread))
 
 
 def _sample_weights(job: TrainingJob) -> FloatArray:

@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from epp.latency.boosters import opened
 from epp.latency.types import Target
 from epp.predictor.http import json_response, not_found
 from epp.predictor.service import MODEL_TYPE, NotReady, PredictionService
@@ -124,16 +125,16 @@ class ModelPages:
 
     async def _trees(self, request: web.Request) -> web.Response:
         """XGBoost's dump of the trees for log(ms), one per tree."""
-        booster = self._trees_by_target().get(request.match_info["target"])
-        if booster is None:
+        trees = self._trees_by_target().get(request.match_info["target"])
+        if trees is None:
             raise not_found("there are no trees of this name yet")
         return web.Response(
-            body=b"[" + b",".join(tree.encode() for tree in booster.get_dump(dump_format="json")) + b"]",
+            body=b"[" + b",".join(tree.encode() for tree in opened(trees).get_dump(dump_format="json")) + b"]",
             content_type="application/json",
         )
 
-    def _trees_by_target(self) -> Mapping[str, Any]:
-        return self._service.predictor.boosters()
+    def _trees_by_target(self) -> Mapping[str, bytes]:
+        return self._service.predictor.trees()
 
     def _listed(self) -> dict[str, Any]:
         try:

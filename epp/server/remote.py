@@ -19,8 +19,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from epp.latency.persistence import load
 from epp.latency.predictor import Predictor
+from epp.latency.restoring import load
 from epp.latency.sample_json import to_json
 from epp.latency.types import Sample
 from epp.server.outbox import Outbox

@@ -19,9 +19,8 @@ from pathlib import Path
 
 from epp.files import PRIVATE, write_atomically
 from epp.latency.jobs import TrainedModel, TrainingJob
-from epp.latency.persistence import dump, load
+from epp.latency.persistence import dump
 from epp.latency.predictor import Predictor
-from epp.latency.training import train
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +66,8 @@ class Trainer:
         except OSError as error:
             logger.warning("%s: cannot be read (%s); starting untrained", self._model_file, error.strerror)
             return
+        from epp.latency.restoring import load  # loads XGBoost, which nobody needs without a file
+
         loaded = load(content)
         if loaded.state is None:
             logger.warning("%s: %s; starting untrained", self._model_file, loaded.reason)
@@ -95,7 +96,7 @@ class Trainer:
                 max_workers=1, mp_context=multiprocessing.get_context("spawn"), initializer=_settle_in
             )
         try:
-            trained: TrainedModel = await asyncio.get_running_loop().run_in_executor(self._workers, train, job)
+            trained: TrainedModel = await asyncio.get_running_loop().run_in_executor(self._workers, _train, job)
         except BrokenProcessPool:
             logger.warning("the training process died; the served model stays, and training is tried again later")
             self._workers = None
@@ -123,6 +124,13 @@ class Trainer:
             await asyncio.to_thread(lambda: write_atomically(path, dump(state), PRIVATE))
         except OSError as error:
             logger.warning("%s: the model cannot be saved: %s", path, error.strerror)
+
+
+def _train(job: TrainingJob) -> TrainedModel:
+    """In the training process, which alone loads XGBoost: loading it in this one would hold up requests."""
+    from epp.latency.training import train
+
+    return train(job)
 
 
 def _settle_in() -> None:

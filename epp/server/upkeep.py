@@ -18,6 +18,7 @@ from epp.server.admin_guard import Guard
 from epp.server.kubernetes import Kubernetes
 from epp.server.outbox import Outbox
 from epp.server.state import PickerState
+from epp.server.training import Trainer
 from epp.signals.engines import Engines
 from epp.signals.errors import ScrapeErrorKind
 from epp.signals.pace import Pace
@@ -26,7 +27,6 @@ from epp.signals.settings import ScrapeSettings
 
 if TYPE_CHECKING:
     from epp.server.remote import RemotePredictor
-    from epp.server.training import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -90,21 +90,19 @@ class Upkeep:
         training_url, model_urls = self._options.training_server_url, self._options.prediction_server_urls
         if not self._state.predicts or (training_url is None and not model_urls):
             return None
-        from epp.server.remote import RemotePredictor  # loads XGBoost, which nobody else needs
+        from epp.server.remote import RemotePredictor  # loads XGBoost: now, and not with the first model
 
         return RemotePredictor(
             self._state.predictor, outbox, self._state.clock, rng, training_url=training_url, model_urls=model_urls
         )
 
-    def _make_trainer(self) -> "Trainer | None":
+    def _make_trainer(self) -> Trainer | None:
         """Keeps the predictor trained, if the configuration predicts latency and nobody else does it for us."""
         model_file, remote = self._options.model_file, self._remote
         if not self._state.predicts:
             if model_file is not None:
                 logger.warning("--model-file has no effect: no predicted-latency-producer is configured")
             return None
-        from epp.server.training import Trainer  # loads XGBoost, now and not with the first model
-
         trainer = Trainer(
             self._state.predictor,
             self._state.clock,

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from latency_world import World
 
-from epp.latency import persistence
-from epp.latency.persistence import dump, header_of, load
+from epp.latency import persistence, restoring
+from epp.latency.persistence import dump, header_of
 from epp.latency.predictor import Predictor, PredictorOptions
+from epp.latency.restoring import load
 from epp.latency.training import train
 from epp.latency.types import Target
 
@@ -84,7 +85,7 @@ def test_any_flipped_bit_is_untrained(small_file: bytes, data: st.DataObject) ->
 
 
 def test_other_features_are_untrained_with_a_reason(small_file: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persistence, "FEATURE_SET_HASH", "another")
+    monkeypatch.setattr(restoring, "FEATURE_SET_HASH", "another")
     assert load(small_file).reason == "made for other features"
 
 

@@ -12,8 +12,9 @@ from latency_world import World
 from epp.cli import main
 from epp.latency.bundle import METADATA, SAMPLES
 from epp.latency.features import FEATURES
-from epp.latency.persistence import dump, load
+from epp.latency.persistence import dump
 from epp.latency.predictor import Predictor, PredictorOptions
+from epp.latency.restoring import load
 from epp.latency.training import train
 from epp.latency.types import Target
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from predictor_rows import LOOPBACK, ROW, Client, row
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.latency.persistence import load
 from epp.latency.predictor import Predictor
+from epp.latency.restoring import load
 from epp.predictor.app import PredictorServer
 from epp.predictor.wire import PREDICTION_ROW, situation_of
 

@@ -1,9 +1,9 @@
 """Workers are forks of a process that has everything loaded and does nothing.
 
-Loading all modules anew takes 0.7 s of CPU and 80 MB for each worker (0.9 s and 100 MB with XGBoost); a fork that is
-ready to serve has taken 0.02 s and has 13 MB of its own. But only a process without threads may be forked, and the
-parent has some as soon as it runs (gRPC's, and those that compress pages). So it forks this server at the very
-beginning, before its event loop, and asks it for workers from then on.
+Loading all modules anew takes 0.7 s of CPU and 80 MB for each worker; a fork that is ready to serve has taken 0.02 s
+and has 13 MB of its own. But only a process without threads may be forked, and the parent has some as soon as it runs
+(gRPC's, and those that compress pages). So it forks this server at the very beginning, before its event loop, and asks
+it for workers from then on.
 
 When the server ends, the kernel ends its workers; when the parent ends, the kernel ends the server.
 """

@@ -1,6 +1,5 @@
 """Several processes, from the parent's side: how they come to be, and their pages as one."""
 
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from epp.observe.records import Selection
 from epp.problem import Problem
 from epp.scheduling.plugin import Services
 from epp.server import serving
-from epp.server.configuration import ConfigText, build_config, predicts
+from epp.server.configuration import ConfigText, build_config
 from epp.server.drain import Draining
 from epp.server.health import HealthState
 from epp.server.options import ServeOptions
@@ -52,9 +51,7 @@ def fork(options: ServeOptions, configuration: ConfigText) -> Forked | None:
         raise Problem(f"--workers {options.workers}: there can be {MAX_WORKERS}")
     if not hasattr(os, "pidfd_open"):
         raise Problem(f"--workers {options.workers}: needs Linux")
-    # Built here, too, so that what it needs is loaded once for all: modules of plugins, and what trees need.
-    if predicts(build_config(configuration, Services(ledger=Ledger()))):
-        importlib.import_module("xgboost")
+    build_config(configuration, Services(ledger=Ledger()))  # so that modules of plugins are loaded once for all
     memory = shared_load.create(options.workers)
     load = SharedLoad(memory, options.workers, me=None)
     return Forked(ForkServer(partial(worker_main, options, configuration)), load, memory)
