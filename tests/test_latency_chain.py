@@ -10,6 +10,7 @@ from picker_in_memory import ADDRESSES, Talk, World
 from epp.director import DirectorOptions
 from epp.latency.predictor import Predictor, PredictorOptions
 from epp.latency.types import Sample, Target
+from epp.observe.records import Selection
 from epp.pool.snapshot import EndpointSignals
 from epp.pool.static import parse_endpoints
 from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG as CHAIN
@@ -60,7 +61,7 @@ class Chain(World):
         return self
 
     def note(self) -> str:
-        return self.ring.render(self.clock.now_s, 1)[0]["notes"].get(PLUGIN, "")
+        return self.ring.render(self.clock.now_s, Selection(most=1))[0]["notes"].get(PLUGIN, "")
 
 
 def destination(talk: Talk) -> str:
