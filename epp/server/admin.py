@@ -134,7 +134,10 @@ class AdminServer:
     async def _debug_state(self, request: web.Request) -> web.Response:
         """`decisions=N` shows the last N only, `id=X` those of the request with this x-request-id."""
         asked = _asked(request, "decisions", "id")
-        return _json(await self._pages.state(Selection(_most(asked.get("decisions")), asked.get("id"))))
+        shown = dict(await self._pages.state(Selection(_most(asked.get("decisions")), asked.get("id"))))
+        # Of a large pool they are megabytes: requests wait for one of them, and not for all.
+        shown["decisions"] = [await _written(decision) for decision in shown["decisions"]]
+        return _json(shown)
 
     async def _debug_plugins(self, request: web.Request) -> web.Response:
         _asked(request)
@@ -188,4 +191,14 @@ def _plugin_state(plugin: Plugin) -> dict[str, Any]:
 
 
 def _json(value: Any) -> web.Response:
-    return web.Response(body=orjson.dumps(value, default=str, option=JSON_OPTIONS), content_type="application/json")
+    return web.Response(body=_dumped(value), content_type="application/json")
+
+
+def _dumped(value: Any) -> bytes:
+    return orjson.dumps(value, default=str, option=JSON_OPTIONS)
+
+
+async def _written(entry: Any) -> orjson.Fragment:
+    """An entry of a list on a page, with the indentation that it has there."""
+    await asyncio.sleep(0)
+    return orjson.Fragment(_dumped(entry).replace(b"\n", b"\n    "))

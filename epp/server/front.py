@@ -79,7 +79,7 @@ class InProcess:
         pass
 
     async def describe(self, selection: Selection) -> dict[str, Any]:
-        return self._state.decided(selection)
+        return await self._state.decided(selection)
 
     async def plugins(self) -> Mapping[str, Any]:
         return plugin_states(self._state.config.plugins)

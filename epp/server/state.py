@@ -4,6 +4,7 @@ A picker in one process has one of these. One in several has one in each: worker
 keeps the one that people look at.
 """
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -149,10 +150,14 @@ class PickerState:
             "predictor": self.predictor.state(now_s) if self.predicts else None,
         }
 
-    def decided(self, selection: Selection) -> dict[str, Any]:
-        """The same, of what this process decided."""
+    async def decided(self, selection: Selection) -> dict[str, Any]:
+        """The same, of what this process decided. Requests need not wait until all is told."""
+        decisions = []
+        for decision in self.ring.rendering(self.clock(), selection):
+            decisions.append(decision)
+            await asyncio.sleep(0)
         return {
             "ledger": debug.ledger_state(self.ledger),
             "process": debug.process_state(),
-            "decisions": self.ring.render(self.clock(), selection),
+            "decisions": decisions,
         }

@@ -233,3 +233,13 @@ def test_a_model_name_as_long_as_a_book_is_cut() -> None:
     ring = DecisionRing()
     ring.request_refused(Request(id="stream-1", model="m" * 10_000), Denial.bad_request("no"), None, 0.1)
     assert len(repr(ring.render(11.0))) < 1000
+
+
+def test_what_is_decided_while_a_page_is_made_is_not_on_it() -> None:
+    ring = DecisionRing(capacity=2)
+    for number in range(2):
+        ring.request_refused(Request(id=f"{number}"), Denial.bad_request("no"), None, 0.1)
+    rendering = ring.rendering(1.0)
+    told = [next(rendering)["request"]["id"]]
+    ring.request_refused(Request(id="2"), Denial.bad_request("no"), None, 0.1)
+    assert [*told, *(entry["request"]["id"] for entry in rendering)] == ["1", "0"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import orjson
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
@@ -216,6 +217,15 @@ async def test_debug_state_can_be_asked_for_few_decisions_or_one(
     async with http.get(f"/debug/state{query}") as response:
         decisions = (await response.json())["decisions"]
     assert [(d["request"] or {"x_request_id": None})["x_request_id"] for d in decisions] == ids
+
+
+async def test_decisions_that_are_written_one_by_one_look_like_those_of_a_whole_page(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with http.get("/debug/state") as response:
+        page = await response.read()
+    assert len(json.loads(page)["decisions"]) == 4
+    assert page == orjson.dumps(json.loads(page), option=orjson.OPT_INDENT_2)
 
 
 @pytest.mark.parametrize(

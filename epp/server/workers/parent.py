@@ -101,7 +101,7 @@ class Workers:
             answer = answers.get(worker["worker"], {})
             worker |= {name: answer.get(name) for name in ("requests", "ledger", "process")}
         ledgers = [answer["ledger"] for answer in answers.values()]
-        return self._state.decided(selection) | {
+        return await self._state.decided(selection) | {
             "workers": workers,
             "ledger": {name: sum(ledger[name] for ledger in ledgers) for name in ("streams", "requests", "tokens")},
             "decisions": merged(

@@ -11,7 +11,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,6 @@ import uvloop
 from epp.latency.model import Model
 from epp.ledger import Ledger
 from epp.observe import logs
-from epp.observe.records import Selection
 from epp.observe.trace import path_of_worker
 from epp.observe.workers import WorkerMetrics
 from epp.server import serving, upkeep
@@ -253,17 +252,19 @@ class Worker:
         self._channel.send(Kind.COUNTS, self._counts.changes())
 
     def _answer(self, question: Question) -> None:
-        content: Any = None
-        if question.what == "counts":
-            self._say_counts()
-        elif question.what == "state":
-            content = self._describe(question.selection)
-        else:
-            content = plugin_states(self._state.config.plugins)
-        self._channel.send(Kind.ANSWER, Answer(question.number, content))
+        match question.what:
+            case "counts":
+                self._say_counts()
+                self._reply(question, None)
+            case "state":
+                self._spawn(self._describe(question), "description")
+            case _:
+                self._reply(question, plugin_states(self._state.config.plugins))
 
-    def _describe(self, selection: Selection) -> Mapping[str, Any]:
-        return {
-            "requests": int(sum(count.value for count in self._state.metrics.requests.total.children.values())),
-            **self._state.decided(selection),
-        }
+    async def _describe(self, question: Question) -> None:
+        decided = await self._state.decided(question.selection)
+        requests = int(sum(count.value for count in self._state.metrics.requests.total.children.values()))
+        self._reply(question, {"requests": requests, **decided})
+
+    def _reply(self, question: Question, content: Any) -> None:
+        self._channel.send(Kind.ANSWER, Answer(question.number, content))
