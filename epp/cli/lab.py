@@ -94,8 +94,9 @@ def _add_run(actions: Any) -> None:
 
 
 _FAULT_HELP = """\
-what befalls the first server; may be given again: kill@T+D (dies, back after D with an empty cache), restart@T+D,
-slow2x@T[+D], fail@T+D (answers 500), add@T (one more joins); D is 15s unless given"""
+what befalls the first server: kill@T+D (dies, back after D with an empty cache), restart@T+D, slow2x@T[+D] (to the
+end without D), fail@T+D (answers 500), add@T (one more joins); else D is 15s unless given. May be given again: each
+add@T is another server; of the rest only slow and fail may be at once"""
 
 
 def _run(arguments: argparse.Namespace) -> int:

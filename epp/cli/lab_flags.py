@@ -180,13 +180,13 @@ def policies_of(arguments: argparse.Namespace) -> list[str]:
 
 def like_of(arguments: argparse.Namespace) -> Any:
     """What all runs share. Raises `Problem`."""
+    from epp.lab.fault_spec import parse_faults
     from epp.lab.pools import parse_pool
-    from epp.lab.spec import RunSpec, parse_fault
+    from epp.lab.spec import RunSpec
 
     workload, pool = scene_of(arguments) if group_of(arguments) is None else ("", arguments.pool)
     faults = tuple(getattr(arguments, "fault", ()))
-    for fault in faults:
-        parse_fault(fault, parse_pool(pool))
+    parse_faults(faults, parse_pool(pool))
     return RunSpec(
         workload=workload,
         pool=pool,

@@ -1,8 +1,8 @@
 """Policies side by side: the same workload, pool, rate and seeds for each, and what the seeds come to together."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, pstdev
+from statistics import fmean
 
 from epp.lab.oracle import NAME as ORACLE
 from epp.lab.parallel import Progress, map_in_order
@@ -10,6 +10,7 @@ from epp.lab.result import Result
 from epp.lab.runs import knee_of, run_spec, workload_of
 from epp.lab.spec import RunSpec
 from epp.lab.workloads.workload import run_s_at
+from epp.lab.yardsticks import spread
 
 DEFAULT_POLICIES = ("ours", "llm-d-default", "lmetric", "cache-aware", "least-requests", "round-robin", ORACLE)
 
@@ -23,7 +24,7 @@ class Row:
     Attributes:
         figures: means over the seeds of those that have one, `regret_attainment` and `regret_ttft_mean_ms` among them:
             what the oracle keeps more on the same schedules, and how much sooner its first tokens come on average.
-        spreads: standard deviations over the seeds.
+        spreads: standard deviations over the seeds, as in `epp.lab.yardsticks.spread`.
     """
 
     workload: str
@@ -111,7 +112,7 @@ def rows_of(results: Iterable[Result]) -> list[Row]:
         with_regret = [dict(r.figures) | _regret(r, oracle) for r in group]
         load = rate_rps / group[0].knee_rps if group[0].knee_rps else rate_rps
         figures = {name: _over(fmean, with_regret, name) for name in with_regret[0]}
-        spreads = {name: _over(pstdev, with_regret, name) for name in with_regret[0]}
+        spreads = {name: _over(spread, with_regret, name) for name in with_regret[0]}
         rows.append(Row(workload, pool, round(load, 6), policy, tuple(group), figures, spreads))
     return rows
 
@@ -126,6 +127,8 @@ def _regret(result: Result, oracle: Sequence[Result]) -> dict[str, float | None]
     return regret
 
 
-def _over(what: object, figures: Sequence[Mapping[str, float | None]], name: str) -> float | None:
+def _over(
+    what: Callable[[list[float]], float], figures: Sequence[Mapping[str, float | None]], name: str
+) -> float | None:
     values = [value for f in figures if (value := f.get(name)) is not None]
-    return float(what(values)) if values and callable(what) else None
+    return what(values) if values else None

@@ -34,7 +34,7 @@ _FIGURES = (
 class Scene:
     """
     Attributes:
-        fault: as `parse_fault` reads it, with `{at}` and `{lasts}` for its times; empty: none.
+        fault: as `epp.lab.fault_spec` reads it, with `{at}` and `{lasts}` for its times; empty: none.
         changes: what else of the run is different.
     """
 

@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from epp.lab.experiment import LabResult, Served
+from epp.lab.fault_spec import servers_befallen
 from epp.lab.pools import parse_pool
-from epp.lab.spec import RunSpec, servers_befallen
+from epp.lab.spec import RunSpec
 from epp.lab.workloads.workload import Targets
 from epp.lab.yardsticks import (
     actual_ms,

@@ -8,13 +8,14 @@ from pathlib import Path
 from epp.config.errors import ConfigError
 from epp.lab import oracle
 from epp.lab.experiment import Experiment, LabRequest, ServicesOf, only_what_a_picker_has
+from epp.lab.fault_spec import parse_faults
 from epp.lab.knee import knee_rps
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.policies.policy import Policy
 from epp.lab.pools import parse_pool
 from epp.lab.race import fewest_lost
 from epp.lab.result import Result, measured_of, result_of
-from epp.lab.spec import RunSpec, parse_fault
+from epp.lab.spec import RunSpec
 from epp.lab.workloads.catalogue import HELD_OUT, WORKLOADS, by_name
 from epp.lab.workloads.traces import read_trace
 from epp.lab.workloads.workload import Clients, Targets, Workload, schedule
@@ -120,7 +121,7 @@ def _experiment(spec: RunSpec, targets: Targets, policy: Policy, services_of: Se
         config_text=policy.config_text,
         servers=servers,
         schedule=_schedule(spec.workload, clients, spec.rate_rps, spec.seed, spec.duration_s),
-        changes=[change for fault in spec.faults for change in parse_fault(fault, servers)],
+        changes=parse_faults(spec.faults, servers),
         seed=spec.seed,
         plugins=policy.plugins,
         services_of=services_of,

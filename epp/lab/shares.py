@@ -8,11 +8,12 @@ from functools import lru_cache
 
 from epp.lab.comparison import Row
 from epp.lab.experiment import Joins, LabServer
+from epp.lab.fault_spec import parse_faults
 from epp.lab.knee import knee_rps
 from epp.lab.pools import parse_pool
 from epp.lab.result import TIMELINE_PARTS, Result
 from epp.lab.runs import workload_of
-from epp.lab.spec import RunSpec, parse_fault
+from epp.lab.spec import RunSpec
 from epp.lab.text_report import Cells, shown
 from epp.lab.yardsticks import mean_of_known
 from epp.sim.config import EngineConfig
@@ -41,7 +42,7 @@ def share_cells(rows_by_scene: Mapping[str, Sequence[Row]]) -> Cells | None:
 def _shares(result: Result, name: str) -> list[float | None]:
     """Before the fault, while it lasts, and in each of the windows after it."""
     spec = result.spec
-    changes = [change for fault in spec.faults for change in parse_fault(fault, parse_pool(spec.pool))]
+    changes = parse_faults(spec.faults, parse_pool(spec.pool))
     part_s = spec.duration_s / TIMELINE_PARTS
     begins, back = (round(of(change.at_s for change in changes) / part_s) for of in (min, max))
     measured_from = round(spec.warmup_ratio * TIMELINE_PARTS)
@@ -58,10 +59,9 @@ def _share(result: Result, name: str, low: int, high: int) -> float | None:
 def fair_share(spec: RunSpec, name: str) -> float | None:
     """Of this server, when all are there. `None`: the workload is too short for a knee."""
     servers = {server.name: server for server in parse_pool(spec.pool)}
-    for fault in spec.faults:
-        for change in parse_fault(fault, tuple(servers.values())):
-            if isinstance(change, Joins) and change.server.name == name:
-                servers[name] = change.server
+    for change in parse_faults(spec.faults, tuple(servers.values())):
+        if isinstance(change, Joins):
+            servers[change.server.name] = change.server
     engines = {server.engine for server in servers.values()}
     speeds = {engine: 1.0 if len(engines) == 1 else _alone_rps(spec.workload, engine) for engine in engines}
     if not all(speeds.values()):

@@ -15,13 +15,14 @@ where it lacks one. So sweeps go on by turns, run by run, on as many processes a
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from epp.lab.parallel import Progress, in_turns
 from epp.lab.runs import NothingToMeasure, run_spec, workload_of
 from epp.lab.spec import RunSpec
 from epp.lab.workloads.workload import run_s_at
+from epp.lab.yardsticks import spread
 
 RATIOS = (0.9, 0.99)
 GRID = 0.025  # of the knee
@@ -61,7 +62,7 @@ class Goodput:
     @property
     def spread_by_ratio(self) -> dict[float, float]:
         """Standard deviation over the seeds; 0 of one."""
-        return {r: stdev(loads) if len(loads) > 1 else 0.0 for r, loads in self.loads_by_seed.items()}
+        return {r: spread(loads) for r, loads in self.loads_by_seed.items()}
 
     @property
     def own_knee(self) -> float:

@@ -5,8 +5,10 @@ other policy, against their standard deviation over the seeds. One seed has no s
 """
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import NamedTuple
+
+from epp.lab.yardsticks import spread
 
 OURS = "ours"
 
@@ -47,4 +49,4 @@ def verdict(values: Mapping[str, Sequence[float]], less_is_better: bool = False)
         return None
     rival = max(others, key=lambda name: fmean(others[name]))
     ahead = [a - b for a, b in zip(mine, others[rival], strict=True)]
-    return Verdict(rival, fmean(ahead), stdev(ahead) if len(ahead) > 1 else 0.0)
+    return Verdict(rival, fmean(ahead), spread(ahead))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from math import ceil
-from statistics import fmean
+from statistics import fmean, stdev
 
 from epp.lab.experiment import Served
 from epp.latency.types import Source, Target
@@ -26,6 +26,11 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
     """Of those figures that there are."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def spread(by_seed: Sequence[float]) -> float:
+    """Standard deviation over seeds, as of a sample; 0 of one seed. What stands behind every ±."""
+    return stdev(by_seed) if len(by_seed) > 1 else 0.0
 
 
 def variation(values: Iterable[float]) -> float | None:

@@ -10,11 +10,12 @@ import pytest
 from epp.cli import main
 from epp.lab.comparison import compare, rows_of, specs_of
 from epp.lab.experiment import Dies, Fails, Joins, LabServer, Leaves, Recovers, Restarts, Slows
+from epp.lab.fault_spec import parse_faults
 from epp.lab.knee import knee_rps
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.pools import BLOCK_TOKENS, ENGINES, parse_pool
 from epp.lab.runs import policy_of, run_spec
-from epp.lab.spec import RunSpec, parse_fault
+from epp.lab.spec import RunSpec
 from epp.lab.sweep import GRID, MOST_STEPS, highest_load
 from epp.lab.table import pairs_on
 from epp.lab.text_report import goodput_cells, text_table
@@ -169,6 +170,15 @@ def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
         (["--fault", "slow1.2.3x@1s"], "'1.2.3' is not a number above 0"),
         (["--fault", f"slow{'9' * 400}x@1s"], "is not a number above 0, to 1,000"),
         (["--fault", "add@1s+5s"], "write add@1s"),
+        (
+            ["--fault", "kill@5s", "--fault", "kill@2s+10s"],
+            "'kill@2s+10s' and 'kill@5s': h100-0 cannot have both at once",
+        ),
+        (["--fault", "kill@5s", "--fault", "kill@5s"], "'kill@5s' and 'kill@5s': h100-0 cannot have both at once"),
+        (["--fault", "slow2x@1s+4s", "--fault", "slow3x@2s+1s"], "cannot have both at once; the first lasts until 5 s"),
+        (["--fault", "fail@1s+4s", "--fault", "fail@2s+9s"], "cannot have both at once; the first lasts until 5 s"),
+        (["--fault", "restart@1s+4s", "--fault", "fail@2s"], "cannot have both at once; the first lasts until 5 s"),
+        (["--fault", "slow2x@1s", "--fault", "kill@9s"], "cannot have both at once; the first lasts to the end"),
         (["--json", "/nowhere/x.json"], "there is no directory /nowhere"),
         (["--report", "/"], "it is a directory"),
         (["--json", "long" * 100], "File name too long"),
@@ -339,12 +349,42 @@ def test_pools_are_read() -> None:
 
 def test_faults_are_read() -> None:
     servers = parse_pool("h100x2")
-    assert parse_fault("kill@20s+5s", servers) == (Dies(20.0, "h100-0"), Restarts(25.0, "h100-0"))
-    assert parse_fault("restart@1m", servers) == (Leaves(60.0, "h100-0"), Restarts(75.0, "h100-0"))
-    assert parse_fault("fail@1s+500ms", servers) == (Fails(1.0, "h100-0"), Recovers(1.5, "h100-0"))
-    assert parse_fault("slow2x@3s", servers) == (Slows(3.0, "h100-0", 2.0),)
-    assert parse_fault("slow1.5x@3s+1s", servers) == (Slows(3.0, "h100-0", 1.5), Slows(4.0, "h100-0", 1.0))
-    assert parse_fault("add@3s", servers) == (Joins(3.0, LabServer("added", servers[0].engine)),)
+    for text, changes in {
+        "kill@20s+5s": (Dies(20.0, "h100-0"), Restarts(25.0, "h100-0")),
+        "restart@1m": (Leaves(60.0, "h100-0"), Restarts(75.0, "h100-0")),
+        "fail@1s+500ms": (Fails(1.0, "h100-0"), Recovers(1.5, "h100-0")),
+        "slow2x@3s": (Slows(3.0, "h100-0", 2.0),),
+        "slow1.5x@3s+1s": (Slows(3.0, "h100-0", 1.5), Slows(4.0, "h100-0", 1.0)),
+        "add@3s": (Joins(3.0, LabServer("added", servers[0].engine)),),
+    }.items():
+        assert parse_faults([text], servers) == changes
+
+
+def test_each_server_that_joins_has_a_name_and_a_share_of_its_own() -> None:
+    run = run_spec(replace(SPEC, faults=("add@4s", "add@2s")))
+    assert [*run.servers] == ["added", "added-2", "h100-0", "h100-1"]
+    assert all(server["share"] and server["busy_s"] for server in run.servers.values())
+    part_s = SPEC.duration_s / len(run.timeline)
+    first_s = {name: next(i for i, n in enumerate(given, 1) if n) * part_s for name, given in run.befallen.items()}
+    assert 2.0 < first_s["added"] < 4.0 < first_s["added-2"]  # in the order of time, not in that of the flags
+
+
+def test_a_server_that_joins_takes_no_name_that_is_there() -> None:
+    there = [LabServer("added"), LabServer("added-3")]
+    assert [c.server.name for c in parse_faults(["add@1s"] * 3, there)] == ["added-2", "added-4", "added-5"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "times"),
+    [
+        (["kill@5s+5s", "kill@2s+3s"], [2.0, 5.0, 5.0, 10.0]),  # at 5 s it is back, and dies again
+        (["slow2x@2s+3s", "fail@3s+5s"], [2.0, 5.0, 3.0, 8.0]),
+        (["slow2x@2s+3s", "add@3s", "kill@9s+1s"], [2.0, 5.0, 3.0, 9.0, 10.0]),
+    ],
+    ids=["one after the other", "slow and fails", "slow, and another joins"],
+)
+def test_faults_that_do_not_undo_each_other_are_taken_in_order(faults: list[str], times: list[float]) -> None:
+    assert [change.at_s for change in parse_faults(faults, parse_pool("h100x2"))] == times
 
 
 def test_faults_and_old_metrics_show(capsys) -> None:
@@ -388,7 +428,9 @@ def test_regret_and_spread_are_over_the_seeds() -> None:
     assert oracle.figures["regret_attainment"] == 0.0
     difference = oracle.figures["attainment"] - blind.figures["attainment"]
     assert blind.figures["regret_attainment"] == pytest.approx(difference)
-    assert blind.spreads["attainment"] >= 0.0
+    one, two = (result.figures["attainment"] for result in blind.results)
+    assert one != two
+    assert blind.spreads["attainment"] == pytest.approx(abs(one - two) / 2**0.5)
     assert blind.load == pytest.approx(0.8)
 
 

@@ -7,13 +7,14 @@ import pytest
 
 from epp.lab.comparison import Row, rows_of
 from epp.lab.experiment import Experiment
+from epp.lab.fault_spec import parse_faults
 from epp.lab.faults import SCENES, faults_table, largest_share, recovery_s, spec_in
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.pools import parse_pool
 from epp.lab.result import Result
 from epp.lab.runs import run_spec
 from epp.lab.shares import fair_share, share_cells
-from epp.lab.spec import RunSpec, parse_fault
+from epp.lab.spec import RunSpec
 from epp.lab.workloads.catalogue import WORKLOADS
 from epp.lab.workloads.workload import Clients, Targets, schedule
 from epp.lab.world import run
@@ -112,7 +113,7 @@ def shares_of_ours(server: str, fault: str, spans: Sequence[tuple[float, float]]
     """Of the requests that came within each span, in seconds, those that this server got."""
     servers, policy, workload = parse_pool("h100x3"), POLICIES["ours"], WORKLOADS["azure-conv"]
     requests = schedule(workload, Clients(workload.targets), 24.0, seed=1, duration_s=max(to_s for _, to_s in spans))
-    served = run(Experiment(policy.config_text, servers, requests, changes=parse_fault(fault, servers))).served
+    served = run(Experiment(policy.config_text, servers, requests, changes=parse_faults([fault], servers))).served
     return [share(between(served, *span), server) or 0.0 for span in spans]
 
 
