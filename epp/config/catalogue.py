@@ -34,13 +34,13 @@ from epp.scheduling.plugin import (
 )
 from epp.scheduling.registry import Registry
 
-# In the order in which a request meets them. A type is listed under the first role that it plays.
+# In the order in which a request meets them; last, what a plugin does beside something else. A type is listed under the
+# first role that it plays.
 _SECTIONS: tuple[tuple[str, type[Plugin]], ...] = (
     ("Discovery", Discovery),
     ("Data sources", DataSource),
     ("Extractors", Extractor),
     ("Parsers", Parser),
-    ("Request processors", RequestProcessor),
     ("Screeners", Screener),
     ("Producers", Producer),
     ("Admitters", Admitter),
@@ -49,9 +49,19 @@ _SECTIONS: tuple[tuple[str, type[Plugin]], ...] = (
     ("Filters", Filter),
     ("Scorers", Scorer),
     ("Pickers", Picker),
+    ("Request processors", RequestProcessor),
     ("Hooks", ResponseHeadersHook),
 )
-_OTHER_ROLES = (Filter, Scorer, PreRequest, ResponseHeadersHook, FirstTokenHook, ResponseChunkHook, EndHook)
+_OTHER_ROLES = (
+    Filter,
+    Scorer,
+    RequestProcessor,
+    PreRequest,
+    ResponseHeadersHook,
+    FirstTokenHook,
+    ResponseChunkHook,
+    EndHook,
+)
 
 _INTRODUCTION = """\
 # Plugins
@@ -96,6 +106,7 @@ def _plugin(cls: type[Plugin], role: type[Plugin]) -> Iterator[str]:
 
 def _role_name(role: type[Plugin]) -> str:
     return {
+        RequestProcessor: "sees each request first",
         PreRequest: "told of each choice",
         ResponseHeadersHook: "sees response headers",
         FirstTokenHook: "told of first tokens",
