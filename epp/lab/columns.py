@@ -44,9 +44,7 @@ Placed = Mapping[int, Newcomer]
 
 def prefill_s(engine: Engine, uncached_tokens: int, prompt_tokens: int) -> float:
     """What computing the last so many tokens of a prompt adds to the steps it is done in."""
-    law = engine.config.hardware
-    pairs = uncached_tokens * (prompt_tokens - uncached_tokens / 2)
-    return (law.step_ms(uncached_tokens, 0, pairs) - law.base_ms) * engine.slow_factor / 1e3
+    return engine.config.hardware.prefill_ms(uncached_tokens, prompt_tokens) * engine.slow_factor / 1e3
 
 
 def rest_of_step_s(engine: Engine, now_s: float) -> float:

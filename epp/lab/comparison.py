@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from epp.lab.oracle import NAME as ORACLE
-from epp.lab.parallel import Progress, map_in_order
+from epp.lab.parallel import ProgressBar, map_in_order
 from epp.lab.result import Result
 from epp.lab.runs import knee_of, run_spec, workload_of
 from epp.lab.spec import RunSpec
@@ -74,7 +74,7 @@ def specs_of(
 def knees_of(pairs: Sequence[tuple[str, str]], jobs: int) -> dict[tuple[str, str], float]:
     """The knee of each workload and pool. Raises `Problem`."""
     pairs = list(dict.fromkeys(pairs))
-    with Progress(len(pairs), "knees") as progress:
+    with ProgressBar(len(pairs), "knees") as progress:
         return dict(zip(pairs, map_in_order(_knee, pairs, jobs, progress), strict=True))
 
 
@@ -85,7 +85,7 @@ def _knee(pair: tuple[str, str]) -> float:
 def compare(specs: Sequence[RunSpec], knees: Mapping[tuple[str, str], float], jobs: int) -> list[Row]:
     """Run them all. Raises `Problem`."""
     tasks = [(spec, knees.get((spec.workload, spec.pool))) for spec in specs]
-    with Progress(len(tasks), "runs") as progress:
+    with ProgressBar(len(tasks), "runs") as progress:
         results = map_in_order(_run, tasks, jobs, progress, _begins)
     return rows_of(results)
 
@@ -115,6 +115,22 @@ def rows_of(results: Iterable[Result]) -> list[Row]:
         spreads = {name: _over(spread, with_regret, name) for name in with_regret[0]}
         rows.append(Row(workload, pool, round(load, 6), policy, tuple(group), figures, spreads))
     return rows
+
+
+def grouped_by_pair(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows of one workload and pool together, in the order in which they first come."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.workload, row.pool), []).append(row)
+    return list(groups.values())
+
+
+def grouped_by_load(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows of one workload, pool and load together, in the order in which they first come."""
+    groups: dict[tuple[str, str, float], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.workload, row.pool, row.load), []).append(row)
+    return list(groups.values())
 
 
 def _regret(result: Result, oracle: Sequence[Result]) -> dict[str, float | None]:

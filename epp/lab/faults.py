@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from epp.lab.comparison import Row, rows_of
-from epp.lab.parallel import Progress, map_in_order
+from epp.lab.parallel import ProgressBar, map_in_order
 from epp.lab.result import Result
 from epp.lab.runs import run_spec
 from epp.lab.shares import share_cells
@@ -66,7 +66,7 @@ def spec_in(scene: Scene, spec: RunSpec) -> RunSpec:
 def run_scenes(specs: Sequence[RunSpec], jobs: int) -> list[tuple[Scene, list[Row]]]:
     """All of them in each scene. Raises `Problem`."""
     tasks = [spec_in(scene, spec) for scene in SCENES for spec in specs]
-    with Progress(len(tasks), "runs") as progress:
+    with ProgressBar(len(tasks), "runs") as progress:
         results = map_in_order(run_spec, tasks, jobs, progress)
     return [(s, rows_of(results[i * len(specs) : (i + 1) * len(specs)])) for i, s in enumerate(SCENES)]
 

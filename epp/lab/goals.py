@@ -8,7 +8,7 @@ who treat all servers alike. Who is not among the policies that were run is not 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from epp.lab.comparison import Row
+from epp.lab.comparison import Row, grouped_by_load
 from epp.lab.oracle import NAME as ORACLE
 from epp.lab.pools import parse_pool
 from epp.lab.runs import policy_of
@@ -44,13 +44,11 @@ class Judged(NamedTuple):
 
 def judged_rows(rows: Sequence[Row]) -> list[Judged]:
     """Of a table. A figure that somebody has not in all seeds, since nobody was answered, is not compared."""
-    groups: dict[tuple[str, str, float], list[Row]] = {}
-    for row in rows:
-        if row.policy != ORACLE:
-            groups.setdefault((row.workload, row.pool, row.load), []).append(row)
+    groups = grouped_by_load(row for row in rows if row.policy != ORACLE)
     found = []
-    for (workload, pool, load), group in sorted(groups.items(), key=lambda item: item[0][2]):
-        where, at = f"{workload} on {pool}", f"{load:g}"
+    for group in sorted(groups, key=lambda group: group[0].load):
+        load = group[0].load
+        where, at = f"{group[0].workload} on {group[0].pool}", f"{load:g}"
         attained = {row.policy: [result.figures["attainment"] or 0.0 for result in row.results] for row in group}
         if (one := verdict(attained)) is not None:
             found.append(Judged("attained: best or tied", where, at, one.kept, one.words(".1%")))

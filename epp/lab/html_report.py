@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from math import nan
 from typing import TYPE_CHECKING, Any
 
-from epp.lab.comparison import Row
+from epp.lab.comparison import Row, grouped_by_load, grouped_by_pair
 from epp.lab.result import CURVE_RATIOS, Result
 from epp.lab.sweep import RATIOS, Goodput
 from epp.lab.text_report import (
@@ -51,16 +51,10 @@ def require_matplotlib() -> None:
 
 def html_page(rows: Sequence[Row]) -> str:
     """The page of a comparison. The same results give the same bytes. Raises `Problem` when matplotlib is missing."""
-    groups: dict[tuple[str, str, float], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.workload, row.pool, row.load), []).append(row)
-    sweeps: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        sweeps.setdefault((row.workload, row.pool), []).append(row)
 
     def parts() -> Iterable[str]:
-        yield from (_loads(group) for group in sweeps.values() if len({row.load for row in group}) > 1)
-        yield from (_section(group) for group in groups.values())
+        yield from (_loads(group) for group in grouped_by_pair(rows) if len({row.load for row in group}) > 1)
+        yield from (_section(group) for group in grouped_by_load(rows))
 
     return _page(
         "Simulated servers, the real picker, virtual time. Attained: the share of requests that kept both targets; "

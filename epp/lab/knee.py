@@ -78,11 +78,10 @@ class _Busy:
             self.work_ms += takes_ms
 
 
-def work_ms(law: Hardware, uncached_tokens: float, prompt_tokens: float, output_tokens: float) -> float:
+def work_ms(law: Hardware, uncached_tokens: int, prompt_tokens: int, output_tokens: int) -> float:
     """What a request adds to what an engine has to do, when the batch is full."""
-    pairs = uncached_tokens * (prompt_tokens - uncached_tokens / 2)
-    prefill_ms = law.step_ms(int(uncached_tokens), 0, pairs) - law.base_ms
-    return prefill_ms + output_tokens * law.step_ms(0, _BATCH, 0.0, int(_BATCH * prompt_tokens)) / _BATCH
+    decode_ms = output_tokens * law.step_ms(0, _BATCH, 0.0, _BATCH * prompt_tokens) / _BATCH
+    return law.prefill_ms(uncached_tokens, prompt_tokens) + decode_ms
 
 
 def _throughput_rps(workload: Workload, servers: Sequence[LabServer], rate_rps: float, duration_s: float) -> float:

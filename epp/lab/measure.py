@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 
 from epp.lab.fit import Measurement
-from epp.lab.parallel import Progress
+from epp.lab.parallel import ProgressBar
 from epp.problem import Problem
 from epp.sim.text import BYTES_PER_TOKEN
 
@@ -51,7 +51,7 @@ async def _measure(
     try:
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
             await _stream(session, url, model, _prompt(rng, 64))
-            with Progress(repeats * len(ladder), "rungs") as progress:
+            with ProgressBar(repeats * len(ladder), "rungs") as progress:
                 for _ in range(repeats):
                     for streams, tokens in ladder:
                         asks = (_stream(session, url, model, _prompt(rng, tokens)) for _ in range(streams))

@@ -25,7 +25,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Progress:
+class ProgressBar:
     """A bar on a terminal, `total` steps long; it costs a line, which it clears at its end. Elsewhere a line every half
     minute, so that short work says nothing. `clock`: in seconds, monotonic."""
 
@@ -39,7 +39,7 @@ class Progress:
         self._clock = clock
         self._started_s = self._drawn_s = clock()
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressBar":
         self._draw()
         return self
 
@@ -90,7 +90,7 @@ def map_in_order(
     work: Callable[[T], R],
     tasks: Sequence[T],
     jobs: int,
-    progress: Progress,
+    progress: ProgressBar,
     begins: Callable[[T], Any] = lambda task: 0,
 ) -> list[R]:
     """`work` of each task, in the order of the tasks. They are begun in the order of the key `begins`: with what costs
@@ -106,7 +106,7 @@ def _once(task: T) -> Generator[T, R, R]:
     return (yield task)
 
 
-def in_turns(work: Callable[[T], R], asking: Sequence[Generator[T, R, V]], jobs: int, progress: Progress) -> list[V]:
+def in_turns(work: Callable[[T], R], asking: Sequence[Generator[T, R, V]], jobs: int, progress: ProgressBar) -> list[V]:
     """What each of these returns, in their order. Each yields one task after another, and is sent the `work` of it
     before it says which is the next; meanwhile the others' tasks are worked on. `progress` steps with every task.
 

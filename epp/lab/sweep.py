@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from epp.lab.parallel import Progress, in_turns
+from epp.lab.parallel import ProgressBar, in_turns
 from epp.lab.runs import NothingToMeasure, run_spec, workload_of
 from epp.lab.spec import RunSpec
 from epp.lab.workloads.workload import run_s_at
@@ -104,7 +104,7 @@ def sweep(
         for workload, pool in pairs
         for policy in policies
     ]
-    with Progress((1 + MOST_RUNS * seeds) * len(tasks), "runs at most") as progress:
+    with ProgressBar((1 + MOST_RUNS * seeds) * len(tasks), "runs at most") as progress:
         return in_turns(_run, [_sweep_one(task, progress) for task in tasks], jobs, progress)
 
 
@@ -175,7 +175,7 @@ class _Measured:
         return (low + (high - low) * (at[low] - ratio) / (at[low] - at[high])) * GRID
 
 
-def _sweep_one(task: _Task, progress: Progress) -> Generator[RunSpec, _Ran, Goodput]:
+def _sweep_one(task: _Task, progress: ProgressBar) -> Generator[RunSpec, _Ran, Goodput]:
     measured, runs = _Measured(task), 0
     overloaded = yield measured.overload()  # the dearest first: who asks for too much is told so at once
     if overloaded.attainment is None:

@@ -6,7 +6,7 @@ were served. Of several loads also the goodput, as far as these tell it.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from epp.lab.comparison import Row
+from epp.lab.comparison import Row, grouped_by_load, grouped_by_pair
 from epp.lab.sweep import MOST_LOAD, RATIOS, Goodput
 
 Columns = Sequence[tuple[str, str, str]]
@@ -44,19 +44,16 @@ def shown(value: float | None, how: str) -> str:
 
 def text_table(rows: Sequence[Row], markdown: bool = False) -> str:
     """Tables for each workload, pool and load. Columns that say nothing of anybody are left out."""
-    by_load: dict[tuple[str, str, float], list[Row]] = {}
-    by_pair: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        by_load.setdefault((row.workload, row.pool, row.load), []).append(row)
-        by_pair.setdefault((row.workload, row.pool), []).append(row)
     tables = []
-    for group in by_load.values():
+    for group in grouped_by_load(rows):
         tables.append(f"{title(group[0])}\n\n{grid(*figure_cells(group), markdown)}")
         if (predicted := predicted_cells(group)) is not None:
             tables.append(grid(*predicted, markdown))
-    for (workload, pool), group in by_pair.items():
-        if (goodput := goodput_cells(group)) is not None:
-            tables.append(f"{workload} on {pool}: {GOODPUT_IS}\n\n{grid(*goodput, markdown)}")
+    tables += [
+        f"{group[0].workload} on {group[0].pool}: {GOODPUT_IS}\n\n{grid(*goodput, markdown)}"
+        for group in grouped_by_pair(rows)
+        if (goodput := goodput_cells(group)) is not None
+    ]
     return "\n\n".join(tables)
 
 

@@ -35,6 +35,12 @@ class Hardware:
         attention_ns = self.attention_pair_ns * attention_pairs + self.context_token_ns * context_tokens
         return self.base_ms + linear_us / 1e3 + attention_ns / 1e6
 
+    def prefill_ms(self, uncached_tokens: int, prompt_tokens: int) -> float:
+        """What computing the last so many tokens of a prompt adds to the steps it is done in. Each of them attends to
+        all before it, and on average to half of themselves."""
+        pairs = uncached_tokens * (prompt_tokens - uncached_tokens / 2)
+        return self.step_ms(uncached_tokens, 0, pairs) - self.base_ms
+
 
 HARDWARE: Mapping[str, Hardware] = MappingProxyType(
     {

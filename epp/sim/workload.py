@@ -65,6 +65,11 @@ class Workload:
     apis: tuple[tuple[str, float], ...] = (("chat", 6.0), ("completions", 2.0), ("messages", 2.0))
 
 
+AZURE_CONV = Workload(5.53, Lengths(6.63, 0.985, 16_000), Lengths(5.02, 0.86, 1_500), gap_cv=1.09)
+AZURE_CODE = Workload(2.57, Lengths(7.00, 1.36, 16_000), Lengths(2.79, 0.85, 1_500), gap_cv=13.2)
+"""Lognormal fits to the Azure LLM inference traces of 2023 (Microsoft, CC-BY 4.0). They fit the middle; their tails are
+longer: of prompts the 99th percentile is 7,600 and 16,000 (the cut), in the traces 4,142 and 7,436."""
+
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
     {
         # Short and long prompts from a few applications: a little of everything.
@@ -76,9 +81,8 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
             shared_tokens=1_200,
             slo_ratio=0.3,
         ),
-        # Lognormal fits to the Azure LLM inference traces of 2023 (Microsoft, CC-BY 4.0).
-        "azure-conv": Workload(5.53, Lengths(6.63, 0.985, 16_000), Lengths(5.02, 0.86, 1_500), gap_cv=1.09),
-        "azure-code": Workload(2.57, Lengths(7.00, 1.36, 16_000), Lengths(2.79, 0.85, 1_500), gap_cv=13.2),
+        "azure-conv": AZURE_CONV,
+        "azure-code": AZURE_CODE,
         # Many tenants, each with a long system prompt of its own: nothing but prefix affinity helps.
         "b2b-saas": Workload(
             rate_rps=10.0,

@@ -9,14 +9,14 @@ from collections.abc import Generator
 
 import pytest
 
-from epp.lab.parallel import Progress, in_turns, map_in_order
+from epp.lab.parallel import ProgressBar, in_turns, map_in_order
 from epp.lab.pools import parse_pool
 from epp.problem import Problem
 
 
 def test_what_still_runs_elsewhere_is_not_waited_for_when_one_raises() -> None:
     """Nor with Ctrl-C, which is raised in the same place."""
-    with Progress(4, "runs") as progress, pytest.raises(ValueError, match="non-negative"):
+    with ProgressBar(4, "runs") as progress, pytest.raises(ValueError, match="non-negative"):
         map_in_order(time.sleep, [3600.0, -1.0, 3600.0, 3600.0], 2, progress)
 
 
@@ -24,8 +24,8 @@ def test_processes_end_with_the_one_that_began_them() -> None:
     """Killed as by a job's scheduler, in the middle. They hold its output, which has no end before theirs."""
     asleep = "import sys; from time import sleep; sys.stdout.write('at work'); sys.stdout.flush(); sleep(300)"
     program = (
-        "from epp.lab.parallel import Progress, map_in_order\n"
-        f"with Progress(2, 'runs') as progress: map_in_order(exec, [{asleep!r}] * 2, 2, progress)"
+        "from epp.lab.parallel import ProgressBar, map_in_order\n"
+        f"with ProgressBar(2, 'runs') as progress: map_in_order(exec, [{asleep!r}] * 2, 2, progress)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert parent.stdout is not None
@@ -44,15 +44,15 @@ def test_work_goes_on_where_nobody_can_see_how_far_it_is(monkeypatch) -> None:
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    with Progress(2, "runs", Gone()) as progress:
+    with ProgressBar(2, "runs", Gone()) as progress:
         assert map_in_order(abs, [-3, 1], 1, progress) == [3, 1]
     monkeypatch.setattr(sys, "stderr", None)  # as of a process that was begun with 2>&-
-    with Progress(2, "runs", clock=iter(range(0, 10_000, 60)).__next__) as progress:
+    with ProgressBar(2, "runs", clock=iter(range(0, 10_000, 60)).__next__) as progress:
         assert map_in_order(abs, [-3, 1], 1, progress) == [3, 1]
 
 
 def test_work_in_processes_keeps_its_order_and_raises_what_it_raised() -> None:
-    with Progress(3, "runs") as progress:
+    with ProgressBar(3, "runs") as progress:
         assert map_in_order(abs, [-3, 1, -2], 2, progress) == [3, 1, 2]
         with pytest.raises(Problem, match="h200"):
             map_in_order(parse_pool, ["h100", "h200"], 2, progress)
@@ -60,18 +60,18 @@ def test_work_in_processes_keeps_its_order_and_raises_what_it_raised() -> None:
 
 def test_what_costs_most_is_begun_first() -> None:
     """The last of four tasks for two processes: it would have to wait for an hour of sleep."""
-    with Progress(4, "runs") as progress, pytest.raises(ValueError, match="non-negative"):
+    with ProgressBar(4, "runs") as progress, pytest.raises(ValueError, match="non-negative"):
         map_in_order(time.sleep, [3600.0, 3600.0, 3600.0, -1.0], 2, progress, begins=abs)
 
 
 def test_without_a_terminal_long_work_says_so_every_half_minute_and_short_work_nothing() -> None:
     now_s, out = 0.0, io.StringIO()
-    with Progress(10, "runs", out, clock=lambda: now_s) as progress:
+    with ProgressBar(10, "runs", out, clock=lambda: now_s) as progress:
         for _ in range(10):
             now_s += 10.0
             progress.step()
     assert out.getvalue() == "3/10 runs, 70 s left\n6/10 runs, 40 s left\n9/10 runs, 10 s left\n"
-    with Progress(10, "runs", out := io.StringIO(), clock=lambda: now_s) as progress:
+    with ProgressBar(10, "runs", out := io.StringIO(), clock=lambda: now_s) as progress:
         for _ in range(10):
             progress.step()
     assert out.getvalue() == ""
@@ -84,7 +84,7 @@ class Terminal(io.StringIO):
 
 def test_on_a_terminal_a_bar_grows_says_how_long_it_will_take_and_leaves_nothing_behind() -> None:
     now_s, out = 0.0, Terminal()
-    with Progress(4, "runs", out, clock=lambda: now_s) as progress:
+    with ProgressBar(4, "runs", out, clock=lambda: now_s) as progress:
         for _ in range(4):
             now_s += 10.0
             progress.step()
@@ -107,6 +107,6 @@ def test_whoever_asks_goes_on_once_it_is_answered_and_the_order_stays() -> None:
         return said
 
     for jobs in (1, 2):
-        with Progress(4, "runs") as progress:
+        with ProgressBar(4, "runs") as progress:
             asking = [asks(-3, 1), asks(), asks(-2, -5)]
             assert in_turns(abs, asking, jobs, progress) == ["3 1 ", "", "2 5 "]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from epp.lab.parallel import Progress
+from epp.lab.parallel import ProgressBar
 from epp.lab.runs import run_spec
 from epp.lab.spec import RunSpec
 from epp.lab.sweep import MOST_RUNS, highest_load, sweep
@@ -51,7 +51,7 @@ def test_the_progress_of_a_sweep_steps_with_runs_and_ends_full(monkeypatch) -> N
     """One policy, one process: each run moves it, and at its end it is as long as there were runs."""
     seen: list[tuple[int, int]] = []
 
-    class Noted(Progress):
+    class Noted(ProgressBar):
         def step(self) -> None:
             super().step()
             seen.append((self._done, self._total))
@@ -59,7 +59,7 @@ def test_the_progress_of_a_sweep_steps_with_runs_and_ends_full(monkeypatch) -> N
         def __exit__(self, *_: object) -> None:
             seen.append((self._done, self._total))
 
-    monkeypatch.setattr("epp.lab.sweep.Progress", Noted)
+    monkeypatch.setattr("epp.lab.sweep.ProgressBar", Noted)
     pair, like = ("azure-conv", "h100"), RunSpec("", "", "", 0.0, 3.0)
     (found,) = sweep([pair], ["lmetric"], 2, {pair: 17.0}, like, jobs=1)
     assert [done for done, _ in seen[:-1]] == list(range(1, len(seen)))

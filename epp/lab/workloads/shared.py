@@ -16,7 +16,7 @@ from epp.sim.workload import Lengths
 
 @dataclass(frozen=True, slots=True)
 class SharedHeads:
-    """Each request takes one of the heads by chance, all alike, and adds a question of its own.
+    """Each request takes one of the heads by chance, all alike, and adds a question of its own. They come as Poisson's.
 
     Attributes:
         heads: lengths of the shared texts, in tokens.
@@ -32,12 +32,11 @@ class SharedHeads:
     question_tokens: int
     output: Lengths
     question_ratio: float = 0.0
-    gap_cv: float = 1.0
 
     def requests(self, rate_rps: float, rng: random.Random) -> Iterator[LabRequest]:
         numbers = SegmentNumbers()
         heads = [numbers.new(tokens) for tokens in self.heads]
-        for at_s in arrivals(rate_rps, self.gap_cv, rng):
+        for at_s in arrivals(rate_rps, 1.0, rng):
             head = rng.choice(heads)
             question = numbers.new(round(self.question_tokens + self.question_ratio * head.tokens))
             prompt: Prompt = (head, question)

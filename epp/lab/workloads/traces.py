@@ -23,11 +23,9 @@ from epp.lab.prompts import Prompt, Segment
 from epp.lab.workloads.workload import Targets
 from epp.problem import Problem
 from epp.sim.text import BYTES_PER_TOKEN
-from epp.sim.workload import Lengths
+from epp.sim.workload import AZURE_CONV
 
 MOONCAKE_BLOCK_TOKENS = 512
-CHAT_ANSWERS = Lengths(5.02, 0.86, 1_500)
-"""Of Azure's conversations, as in the workload of that name."""
 DEFAULT_TARGETS = Targets(2_000.0, 50.0)
 DEFAULT_RUN_S = 120.0
 MOST_TOKENS = 10_000_000
@@ -167,7 +165,7 @@ def _decisions(lines: Iterable[str]) -> Iterator[TraceRow]:
     routed = [d for d in decisions if d["age_s"] is not None and d["request"] is not None and "denied" not in d]
     for number, decision in enumerate(sorted(routed, key=lambda d: -d["age_s"])):
         tokens = _tokens(int(decision["request"]["body_bytes"]) // BYTES_PER_TOKEN)
-        yield TraceRow(_seconds(-float(decision["age_s"])), (Segment(number, tokens),), CHAT_ANSWERS.draw(rng))
+        yield TraceRow(_seconds(-float(decision["age_s"])), (Segment(number, tokens),), AZURE_CONV.output.draw(rng))
 
 
 def _mooncake(row: dict[str, Any], numbers: Iterator[int], rng: random.Random) -> TraceRow:
@@ -185,7 +183,7 @@ def _mooncake(row: dict[str, Any], numbers: Iterator[int], rng: random.Random) -
     if output_length is not None:
         output_tokens = _tokens(output_length)
     else:
-        output_tokens = min(CHAT_ANSWERS.draw(rng), MOST_TOKENS if limit is None else _tokens(limit))
+        output_tokens = min(AZURE_CONV.output.draw(rng), MOST_TOKENS if limit is None else _tokens(limit))
     return TraceRow(
         _seconds(float(row["timestamp"]) / 1e3),
         prompt + own,
