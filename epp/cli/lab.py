@@ -169,7 +169,10 @@ def _add_table(actions: Any) -> None:
     )
     table.set_defaults(run=_table)
     table.add_argument(
-        "--quick", action="store_true", help="a few policies, short runs, one seed: about a minute on two free cores"
+        "--quick",
+        action="store_true",
+        help="six policies, the oracle and always-busiest, two loads, short runs, one seed: about a minute on two free "
+        "cores",
     )
     table.add_argument(
         "--policies", type=names, metavar="A[,B…]", help="only these; `all` for all, files of your own too"

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from epp.lab.comparison import Row
+from epp.lab.comparison import Row, grouped_by_pair
 from epp.lab.goals import EASY_LOAD, Judged, judged_goodputs, judged_rows
 from epp.lab.oracle import NAME as ORACLE
-from epp.lab.policies.catalogue import POLICIES
+from epp.lab.policies.catalogue import POLICIES, WORST
 from epp.lab.sweep import RATIOS, Goodput
 from epp.lab.text_report import AT_LEAST_IS, grid, load_cell, shown
 from epp.lab.workloads.catalogue import WORKLOADS
@@ -21,7 +21,10 @@ ALL_POLICIES = (*POLICIES, ORACLE)
 
 QUICK_LOADS = (0.8, 1.0)
 QUICK_SCALE = 0.4
-QUICK_POLICIES = ("ours", "llm-d-default", "lmetric", "cache-aware", "least-requests", "round-robin")
+QUICK_POLICIES = (
+    *("ours", "llm-d-default", "lmetric", "cache-aware", "least-requests", "round-robin"),
+    *(WORST, ORACLE),
+)
 
 _AT_LOADS = (EASY_LOAD, 0.8)
 _OWN_KNEE_IS = "Each policy's own knee: what it answers per second when more comes than it can do"
@@ -38,10 +41,7 @@ def pairs_on(pool: str | None, workloads: Sequence[str] = tuple(WORKLOADS)) -> t
 def summary(rows: Sequence[Row], markdown: bool) -> str:
     """One table for each workload and pool: what each policy attains at each load, and its latencies. Then where `ours`
     stands, and how many goals of each kind it meets."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.workload, row.pool), []).append(row)
-    tables = [_one(group, markdown) for group in groups.values()]
+    tables = [_one(group, markdown) for group in grouped_by_pair(rows)]
     return "\n\n".join([*tables, *_standing(judged_rows(rows), "load", markdown)])
 
 
