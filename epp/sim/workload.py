@@ -68,7 +68,7 @@ class Workload:
 AZURE_CONV = Workload(5.53, Lengths(6.63, 0.985, 16_000), Lengths(5.02, 0.86, 1_500), gap_cv=1.09)
 AZURE_CODE = Workload(2.57, Lengths(7.00, 1.36, 16_000), Lengths(2.79, 0.85, 1_500), gap_cv=13.2)
 """Lognormal fits to the Azure LLM inference traces of 2023 (Microsoft, CC-BY 4.0). They fit the middle; their tails are
-longer: of prompts the 99th percentile is 7,600 and 16,000 (the cut), in the traces 4,142 and 7,436."""
+longer: of prompts the 99th percentile is 7,500 and 16,000 (the cut), in the traces 4,142 and 7,436."""
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
     {

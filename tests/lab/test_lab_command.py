@@ -280,6 +280,14 @@ def test_help_is_text_for_people(command: str, capsys) -> None:
     assert "%%" not in capsys.readouterr().out
 
 
+def test_a_quick_table_has_the_two_between_whom_all_others_are(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("epp.lab.table.QUICK_SCALE", 0.05)
+    assert main(["lab", "table", "--quick", "--workloads", "azure-conv", "--pool", "h100x2", "--jobs", "1"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert {"oracle", "always-busiest", "ours", "round-robin"} <= set(lines)
+    assert "regret at 0.8" in lines["policy"]
+
+
 def test_a_configuration_that_does_not_load_names_the_policy(tmp_path, capsys) -> None:
     config = tmp_path / "bad.yaml"
     config.write_text(POLICIES["ours"].config_text.replace("latency-cost-scorer", "latency-cost-scorre"))

@@ -66,6 +66,23 @@ def test_lengths_and_reuse(name: str, prompt_median: float, output_median: float
     assert reused_ratio(requests) == pytest.approx(reused, abs=0.1)
 
 
+@pytest.mark.parametrize(("name", "p99"), [("azure-conv", 7_500), ("azure-code", 16_000)])
+def test_azures_long_prompts_are_as_long_as_is_said_of_them(name: str, p99: int) -> None:
+    """Longer than in the traces, 4,142 and 7,436: the curves fit the middle."""
+    rng = random.Random(1)
+    lengths = [WORKLOADS[name].prompt.draw(rng) for _ in range(100_000)]
+    assert quantiles(lengths, n=100)[-1] == pytest.approx(p99, rel=0.05)
+
+
+def test_production_shaped_is_what_it_says_of_itself() -> None:
+    workload = WORKLOADS["production-shaped"]
+    heads = workload.heads
+    assert f"{len(heads)} texts of {min(heads)} to {max(heads):,} tokens" in workload.about
+    requests = take(workload.name, 20_000)
+    shared = sum(r.prompt[0].tokens for r in requests) / sum(tokens_of(r.prompt) for r in requests)
+    assert f"{100 * shared:.0f} % of the tokens are shared" in workload.about
+
+
 @pytest.mark.parametrize(
     ("name", "prompt_mean", "output_mean", "reused"),
     [
