@@ -375,6 +375,7 @@ class Director:
             response_processing_s=assignment.response_processing_s,
             token_events=token_events,
             counted_s=counted_s,
+            seen_bytes=assignment.response_bytes,
         )
         if assignment.request.generates:
             self._ledger.release(assignment.request.id)

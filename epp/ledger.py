@@ -30,6 +30,7 @@ class Outcome(NamedTuple):
         response_processing_s: our own work on the response, over all its messages.
         token_events: events of the stream that carried JSON, from the first token on: one or more tokens each.
         counted_s: when the last of them came, if they were not counted to the end.
+        seen_bytes: of the response's body, as far as it passed us.
     """
 
     cause: EndCause
@@ -45,6 +46,7 @@ class Outcome(NamedTuple):
     response_processing_s: float = 0.0
     token_events: int = 0
     counted_s: float | None = None
+    seen_bytes: int = 0
 
     @property
     def ttft_ms(self) -> float | None:

@@ -1,8 +1,9 @@
 """Whether an event of a stream carries something that the model generated.
 
 Servers open a stream before there is a token: with the assistant's role, an empty text, the response so far. Taking
-such an event for the first token would make a server look fast that has not begun to work. An end is taken for a
-token, because the model generated it; what cannot be read is too, so that an unknown format has some first token.
+such an event for the first token would make a server look fast that has not begun to work, and so would bytes that make
+no sense, of a server that is broken. An end is taken for a token, because the model generated it. Of an API that we do
+not know everything is, so that it has some first token.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 from epp.inference.jsonbytes import MalformedError, UnreadableError, loads
 from epp.inference.request import Api
 
+_READ = frozenset((Api.CHAT, Api.COMPLETIONS, Api.MESSAGES, Api.RESPONSES, Api.VLLM_GENERATE, Api.SGLANG_GENERATE))
 _DONE = b"[DONE]"
 _ENDS = ("response.completed", "response.incomplete", "message_delta", "message_stop")
 
@@ -22,9 +24,9 @@ def has_token(api: Api, payload: bytes) -> bool:
     try:
         event = loads(payload)
     except (MalformedError, UnreadableError):
-        return True
+        return api not in _READ
     if not isinstance(event, dict):
-        return True
+        return api not in _READ
     if event.get("error"):
         return False
     match api:

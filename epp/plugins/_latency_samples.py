@@ -26,6 +26,13 @@ MIN_COUNTED_EVENTS = 8
 """Without the server's own count, tokens are taken to be events. Off by one or two, a short answer would mislead."""
 
 
+def is_empty(request: Request, outcome: Outcome) -> bool:
+    """A stream that was seen to its end, good by its status, and in which nothing was generated although that was asked
+    for: its server is broken, however it answers."""
+    nothing = outcome.first_token_s is None and not outcome.usage.completion_tokens
+    return outcome.streamed and nothing and outcome.seen_bytes > 0 and request.max_output_tokens != 0
+
+
 class Measured(NamedTuple):
     """Milliseconds by target from dispatch on, above 0; `dropped`: why there are none, in one word."""
 

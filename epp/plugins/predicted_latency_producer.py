@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from epp.endings import EndCause, is_good
+from epp.inference.request import Request
 from epp.latency.types import Prediction, Promise, Sample, Target
 from epp.ledger import Outcome
-from epp.plugins._latency_samples import GENERATING_APIS, measure, promises_of, rows_at_work, targets_by_row
+from epp.plugins._latency_samples import GENERATING_APIS, is_empty, measure, promises_of, rows_at_work, targets_by_row
 from epp.plugins._latency_situation import SituationReader
 from epp.plugins._latency_targets import Judge, RunningTargets
 from epp.plugins._predicted_latency_parameters import PredictedLatencyParameters
@@ -62,6 +63,7 @@ class _Asked:
         promises: of those that may serve the request, by row of the decision's snapshot.
         booked: endpoint and TPOT target that run there on its account.
         answering: the endpoint that has begun a good answer.
+        passed_over: who was asked before the one that answers, until that is noted.
     """
 
     slo: Slo
@@ -71,6 +73,7 @@ class _Asked:
     promises: Mapping[int, Promise] = field(default_factory=dict)
     booked: tuple[str, float] | None = None
     answering: str | None = None
+    passed_over: Sequence[str] = ()
 
 
 class PredictedLatencyProducer(
@@ -241,17 +244,20 @@ class PredictedLatencyProducer(
     def response_headers(
         self, cycle: Cycle, decision: Decision, status: int | None, headers: Mapping[str, str], served: str | None
     ) -> None:
-        """Who answers, if that is a good answer."""
+        """Who answers, if that is a good answer; and who was asked before it."""
         asked = cycle.state.get(self.name)
-        if isinstance(asked, _Asked) and is_good(status):
+        if isinstance(asked, _Asked):
             row = None if served is None else decision.snapshot.row_by_address.get(served)
-            asked.answering = (decision.endpoints[0] if row is None else decision.snapshot.endpoints[row]).id
+            answering = (decision.endpoints[0] if row is None else decision.snapshot.endpoints[row]).id
+            asked.passed_over = _passed_over(decision, answering)
+            asked.answering = answering if is_good(status) else None
 
     def first_token(self, cycle: Cycle, decision: Decision, at_s: float) -> None:
         """The server lives, however long the rest takes."""
         asked = cycle.state.get(self.name)
         if isinstance(asked, _Asked) and asked.answering is not None:
             self._note("answers", asked.answering, cycle.now_s)
+            self._note_passed_over(asked, cycle.now_s, at_s)
 
     def end(self, cycle: Cycle, decision: Decision, outcome: Outcome) -> None:
         asked = cycle.state.pop(self.name, None)
@@ -259,7 +265,8 @@ class PredictedLatencyProducer(
             return
         if asked.booked is not None and self._targets.remove(*asked.booked):
             self._tell_lowest(asked.booked[0])
-        self._watch(outcome)
+        self._note_passed_over(asked, outcome.dispatched_s, outcome.ended_s)
+        self._watch(cycle.request, outcome)
         actual_ms, dropped = measure(cycle.request, outcome)
         if dropped is None:
             self._check_targets(cycle, asked.slo, outcome, actual_ms)
@@ -267,12 +274,20 @@ class PredictedLatencyProducer(
         if dropped is not None:
             self._observe(cycle, "prediction_samples_dropped", 1, reason=dropped)
 
-    def _watch(self, outcome: Outcome) -> None:
+    def _note_passed_over(self, asked: _Asked, sent_s: float, now_s: float) -> None:
+        """Another server answers: these would have had the request, and a proxy goes on only from who fails. As few
+        requests stay with one that refuses them, it would look idle, and have them all."""
+        for endpoint_id in asked.passed_over:
+            self._note("failed", endpoint_id, sent_s, now_s)
+        asked.passed_over = ()
+
+    def _watch(self, request: Request, outcome: Outcome) -> None:
         """Failing servers. What the client did is not the server's fault, nor its merit."""
-        status = outcome.status
-        if outcome.cause is EndCause.UPSTREAM_ERROR or (status is not None and status >= 500):
+        status, natural = outcome.status, outcome.cause is EndCause.NATURAL
+        broken = natural and is_good(status) and is_empty(request, outcome)
+        if broken or outcome.cause is EndCause.UPSTREAM_ERROR or (status is not None and status >= 500):
             self._note("failed", outcome.served_endpoint_id, outcome.dispatched_s, outcome.ended_s)
-        elif outcome.cause is EndCause.NATURAL and is_good(status):
+        elif natural and is_good(status):
             if outcome.first_token_s is None:
                 self._note("answers", outcome.served_endpoint_id, outcome.dispatched_s)
             self._note("answered", outcome.served_endpoint_id, outcome.dispatched_s)
@@ -349,3 +364,9 @@ class PredictedLatencyProducer(
 
     def _observe(self, cycle: Cycle, family: str, value: float, **labels: str) -> None:
         cycle.observations.append(Observation(family, float(value), self.name, self.plugin_type, tuple(labels.items())))
+
+
+def _passed_over(decision: Decision, answering: str) -> list[str]:
+    """Of the choice and its fallbacks those before the one that answers; of an answer of somebody else the choice."""
+    asked = [endpoint.id for endpoint in decision.endpoints]
+    return asked[: asked.index(answering)] if answering in asked else asked[:1]

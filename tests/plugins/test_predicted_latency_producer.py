@@ -638,6 +638,61 @@ def test_a_server_that_answers_errors_at_once_attracts_nothing():
     assert world.predictor.samples == []
 
 
+def held_back(world):
+    slow_start = world.produce().get(SLOW_START.by(None))
+    return [] if slow_start is None else slow_start.held_back.nonzero()[0].tolist()
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_who_refuses_connections_is_failing_though_the_proxy_has_others_answer(status):
+    """A proxy tries again elsewhere, so clients see nothing of it, and the one that was chosen is idle."""
+    world = World({"failureThreshold": 2}, size=3)
+    other = world.pool.snapshot.endpoints[2].address
+    for _ in range(2):
+        assert held_back(world) == []
+        cycle = world.begin(world.send(row=1), status=status, served=other)
+        world.end(cycle, served=2, status=status)
+    assert held_back(world) == [1]
+
+
+def test_of_a_long_answer_that_is_known_at_its_first_token():
+    world = World({"failureThreshold": 1}, size=3)
+    world.begin(world.send(row=1), served=world.pool.snapshot.endpoints[2].address)
+    assert held_back(world) == [1]
+
+
+def test_of_several_fallbacks_those_before_the_one_that_answers_have_failed():
+    world = World({"failureThreshold": 1}, size=4)
+    cycle = world.send()
+    servers = world.pool.snapshot.endpoints
+    world.decision = replace(decide(world.pool, 3), endpoints=(servers[3], servers[1], servers[2]))
+    world.end(world.begin(cycle, served=world.pool.snapshot.endpoints[1].address), served=1)
+    assert held_back(world) == [3]
+
+
+def test_a_server_that_answers_nothing_that_can_be_read_is_failing():
+    world, nothing = World({"failureThreshold": 2}, size=3), {"ttft_s": None, "usage": None, "seen_bytes": 5000}
+    for _ in range(2):
+        world.end(world.send(row=1, max_output_tokens=20), served=1, **nothing)
+    assert held_back(world) == [1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "outcome"),
+    [
+        ({"max_output_tokens": 0}, {"usage": 0, "seen_bytes": 100}),
+        ({}, {"usage": 1, "seen_bytes": 100}),  # an end of the text, at once
+        ({}, {"usage": None, "seen_bytes": 0}),  # the body passes by elsewhere
+        ({}, {"usage": None, "seen_bytes": 100, "streamed": False}),
+        ({}, {"usage": None, "seen_bytes": 100, "cause": EndCause.CLIENT_GONE}),
+    ],
+)
+def test_an_answer_without_a_token_need_not_be_a_failure(asked, outcome):
+    world = World({"failureThreshold": 1}, size=3)
+    world.end(world.send(row=1, **asked), served=1, ttft_s=None, **outcome)
+    assert held_back(world) == []
+
+
 @pytest.mark.parametrize("outcome", [{"cause": EndCause.CLIENT_GONE}, {"status": 400}, {"status": 429}])
 def test_what_the_client_did_is_not_the_servers_fault(outcome):
     world = World({"failureThreshold": 1})

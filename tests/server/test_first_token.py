@@ -118,7 +118,8 @@ def test_choices(choice, expected):
         (Api.CHAT, {"error": {"message": "m"}}, False),
         (Api.CHAT, {"choices": [None, "x"]}, False),
         (Api.CHAT, {"choices": 7}, False),
-        (Api.CHAT, ["a", "list"], True),
+        (Api.CHAT, ["a", "list"], False),
+        (Api.OPAQUE, ["a", "list"], True),
     ],
 )
 def test_events_of_each_api(api, event, expected):
@@ -126,5 +127,6 @@ def test_events_of_each_api(api, event, expected):
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[" * 100_000, b"\xff"])
-def test_what_cannot_be_read_is_a_token(payload):
-    assert has_token(Api.CHAT, payload)
+def test_what_cannot_be_read_is_a_token_only_where_the_format_is_not_known(payload):
+    assert not has_token(Api.CHAT, payload)
+    assert has_token(Api.OPAQUE, payload)
