@@ -402,3 +402,23 @@ async def test_a_server_of_which_nothing_is_known_is_no_favourite_and_one_that_i
         finally:
             for number in list(busy):
                 relieve(number)
+
+
+async def test_a_server_that_is_gone_draws_no_requests_while_the_proxy_has_others_answer_them() -> None:
+    """Clients see nothing of it, and nothing stays with it, so that by load alone it would be the best of all."""
+    pool = [SimConfig(name=f"sim-{i}", seed=i) for i in range(3)]
+    async with Stack(pool, picker_flags=["--profile", "headroom"]) as stack, client_of(stack) as client:
+        gone = stack.servers[0].address
+        await stack.servers[0].__aexit__(None, None, None)
+
+        async def asked(number: int) -> None:
+            body = completion(prompt=f"{number} once upon a time " * 60, stream=True)
+            async with client.post("/v1/completions", json=body, headers={"x-slo-ttft-ms": "2000"}) as response:
+                assert response.status == 200
+                await response.read()
+
+        for first in range(0, 80, 4):
+            await asyncio.gather(*map(asked, range(first, first + 4)))
+        chosen = [d["endpoints"][0]["address"] for d in (await stack.picker_state())["decisions"]]
+        assert len(chosen) == 80
+        assert chosen[:60].count(gone) <= 6, "the last sixty, of which a fair share would be twenty"
