@@ -91,6 +91,23 @@ def test_each_is_held_to_a_target_of_its_own(newcomers_ms):
     assert patient[1] < 0.1
 
 
+def test_who_waits_is_in_the_midst_of_the_queue_and_waits_for_half_of_it():
+    """Who has begun waits for all of it."""
+    waiting, begun = company([None], backlog_ms=1500.0), company([(0.0, 0.0)], backlog_ms=1500.0)
+    assert waiting == pytest.approx(company([(0.0, 0.0)], backlog_ms=750.0))
+    assert waiting[0] > begun[0] + 0.2
+
+
+def test_of_answers_that_last_for_long_less_is_sure():
+    """All are a tenth faster than their targets, over answers of 4, 20 and 200 seconds."""
+    short, long, longest = (
+        company([(0.0, 0.0)], target_ms=target_ms, token_ms=0.9 * target_ms, spread=0.01)[0]
+        for target_ms in (20.0, 100.0, 1000.0)
+    )
+    assert short > long + 0.05
+    assert long == pytest.approx(longest)  # but not ever less
+
+
 @given(
     st.lists(st.tuples(SECONDS, SECONDS) | st.none(), max_size=5),
     st.sampled_from([1e-320, 1.0, 25.0, 1e8]),

@@ -38,6 +38,12 @@ def later(cycle, seconds=60.0):
     return cycle
 
 
+def held(cycle, milliseconds):
+    """The same request, which came so long before its decision."""
+    cycle.received_s = cycle.now_s - milliseconds / 1e3
+    return cycle
+
+
 def scored(cycle, scorer=None, candidates=None):
     return (scorer or make("latency-cost-scorer")).score(cycle, candidates or pool(size=2)).tolist()
 
@@ -177,20 +183,54 @@ def test_those_who_are_lost_already_are_not_held_up():
     assert all_lost == 1 > 5 * all_hopeful
 
 
-def test_those_whose_first_token_came_too_late_are_not_held_up():
-    """Alike at the decision; of those at the first server the first token came in time, of the others after it."""
+@pytest.mark.parametrize(("held_ms", "ttft_ms"), [(0, 900), (150, 100)])
+def test_those_whose_first_token_came_too_late_are_not_held_up(held_ms, ttft_ms):
+    """Alike at the decision; of those at the first server the first token came in time, of the others after it, by
+    itself or as they had been held before they were sent."""
     scorer, candidates = make("latency-cost-scorer"), pool(size=2)
-    for row, ttft_ms in ((0, 100), (1, 900)):
+    for row, waited_ms, took_ms in ((0, 0, 100), (1, held_ms, ttft_ms)):
         for number in range(10):
-            cycle = a_request(headers=TARGETS)
+            cycle = held(a_request(headers=TARGETS), waited_ms)
             cycle.request = cycle.request._replace(id=f"{row}-{number}")
             scorer.score(cycle, candidates)
             scorer.pre_request(cycle, decide(candidates, row))
-            scorer.first_token(cycle, decide(candidates, row), NOW_S + ttft_ms / 1e3)
+            scorer.first_token(cycle, decide(candidates, row), NOW_S + took_ms / 1e3)
     load = {"requests": (10, 10), "decode": (20_000, 20_000), "prefill": (20_000, 20_000)}  # at overload
     assert scored(a_request(**load), scorer) == [1, 1]
     in_time, late = scored(a_request(**load, headers=TARGETS), scorer)
     assert late == 1 > 5 * in_time
+
+
+def test_who_was_held_goes_where_the_first_token_still_is_in_time():
+    """The first server has few requests and the longer queue."""
+    targets = {"x-slo-ttft-ms": "1000", "x-slo-tpot-ms": "40"}
+    load = {"requests": (20, 60), "prefill": (8_000, 0), "headers": targets}
+    (_, at_once), (few, many) = explained(a_request(**load))
+    assert few == 1 > 2 * many
+    (_, told), (few, many) = explained(held(a_request(**load), 700))
+    assert many == 1 > 2 * few
+    assert told["queue_ms"] == pytest.approx(at_once["queue_ms"] + 700)
+
+
+def test_a_short_answer_slows_nobody_past_a_target():
+    """As the client says how long it may be."""
+    load = {"tokens": 10, "requests": (110, 110), "decode": (110_000, 110_000), "headers": {"x-slo-tpot-ms": "25"}}
+    (_, any_length), _ = explained(a_request(**load))
+    (_, short), _ = explained(a_request(**load, max_output_tokens=5))
+    assert (short["at_stake_others"] < 0.2 * any_length["at_stake_others"]).all()
+    (_, long), _ = explained(a_request(**load, max_output_tokens=100_000))  # it need not be as long as it may
+    assert long["at_stake_others"] == pytest.approx(any_length["at_stake_others"])
+
+
+@pytest.mark.parametrize("others_decode", [0, 500_000])
+def test_of_two_servers_that_are_too_slow_the_slower_is_as_good(others_decode):
+    """A pool of thirty, fast or, at overload, too slow: a TPOT counts as its target at most."""
+    load = dict.fromkeys(("requests", "prefill"), (0,) * 30)
+    load["decode"] = (2_000_000, 4_000_000, *[others_decode] * 28)
+    free = scored(a_request(**load), candidates=pool(size=30))
+    assert free[0] > 1.8 * free[1]
+    slow, slower, *_ = scored(a_request(**load, headers={"x-slo-tpot-ms": "25"}), candidates=pool(size=30))
+    assert slow == pytest.approx(slower, rel=0.01)
 
 
 def test_targets_are_read_once_at_the_decision():
@@ -286,6 +326,23 @@ def test_arrivals_at_other_workers_count_as_their_requests_in_flight_do():
         scores.append(scored(a_request(**late, requests=(in_flight / 2, in_flight / 2)), scorer))
     (alone, _), (_, among_many) = scores
     assert alone == 1 == among_many
+
+
+def test_prompts_that_other_workers_send_take_the_steps_of_a_server_as_ours_do():
+    """Twenty requests of ours are in flight; ten workers have ten times as many, and as many times our prompts."""
+    shares = []
+    for in_flight in (20, 200):
+        scorer, candidates, load = make("latency-cost-scorer"), pool(size=2), (in_flight / 2, in_flight / 2)
+        for number in range(21):
+            cycle = a_request(tokens=3_000 if number == 20 else 1, requests=load)
+            cycle.request = cycle.request._replace(id=str(number))
+            scorer.score(cycle, candidates)
+            scorer.pre_request(cycle, decide(candidates, 0 if number == 20 else number % 2))
+        (_, told), _ = explained(a_request(requests=load), scorer=scorer)
+        shares.append(1 - told["tpot_ms"][1] / told["tpot_ms"][0])
+    alone, among_ten = shares
+    assert alone > 0.01
+    assert among_ten == pytest.approx(10 * alone, rel=0.2)
 
 
 def test_who_is_lost_is_followed_only_where_prefixes_are_asked_for_again():
@@ -405,6 +462,82 @@ def test_a_prompt_that_waits_for_one_that_overtook_it_says_nothing_of_an_idle_se
     assert law["spread"] < 0.2
 
 
+@pytest.mark.parametrize("overtaking", [[60_000], [500] * 40], ids=["one long", "many short"])
+def test_a_wait_is_learned_from_the_tokens_and_pairs_that_were_computed_before(overtaking):
+    """One that was sent first, and is computed last: behind a prompt that is attention most of all, or none."""
+    scorer, candidates = make("latency-cost-scorer"), pool(size=2)
+    for number in range(40):
+        sent, took_ms = [], 28.0
+        decision = decide(candidates, number % 2)
+        for which, tokens in enumerate((200, *overtaking)):
+            cycle = later(a_request(tokens=tokens), number * 60.0)
+            cycle.request = cycle.request._replace(id=str(which))
+            scorer.score(cycle, candidates)
+            scorer.pre_request(cycle, decision)
+            sent.append((cycle, tokens))
+        first, *others = sent
+        for cycle, tokens in (*others, first):
+            took_ms += 0.0185 * tokens + 1.2e-6 * tokens**2 / 2
+            scorer.first_token(cycle, decision, cycle.now_s + took_ms / 1e3)
+            if cycle is first[0]:
+                answered(scorer, cycle, decision, cycle.now_s + took_ms / 1e3, 8)
+        for cycle, _ in others:
+            gone = Outcome(EndCause.CLIENT_GONE, 200, True, "", NOW_S, NOW_S, None, cycle.now_s + 20, Usage())
+            scorer.end(cycle, decision, gone)
+    law = scorer.dump_state()["ttft"]
+    assert law["pool"] == pytest.approx([28, 0.0185, 1.2e-6], rel=0.1)
+    assert law["spread"] < 0.1
+
+
+def test_a_first_token_that_another_server_prefilled_says_nothing_of_the_one_that_decodes():
+    scorer, candidates = make("latency-cost-scorer"), pool(size=2)
+    (_, before), _ = explained(a_request(headers=TARGETS), scorer=scorer)
+    for number in range(30):
+        cycle = later(a_request(), number * 60.0)
+        scorer.score(cycle, candidates)
+        decision = decide(candidates, 0, prefill_row=1)
+        scorer.pre_request(cycle, decision)
+        scorer.first_token(cycle, decision, cycle.now_s + 5.0)
+        answered(scorer, cycle, decision, cycle.now_s + 5.0, 7.3)
+    (_, after), _ = explained(later(a_request(headers=TARGETS), 3600.0), scorer=scorer)
+    for what in ("queue_ms", "prefill_ms"):
+        assert after[what] == pytest.approx(before[what])
+
+
+def test_a_prompt_holds_others_up_for_no_more_than_twice_as_long_as_it_takes():
+    """Whatever answers beside prompts seem to say: here each ms of prefill has cost 5."""
+    scorer, candidates = make("latency-cost-scorer"), pool(size=2)
+    decision, prompt_ms = decide(candidates, 0), 0.0185 * 20_000 + 1.2e-6 * 20_000**2 / 2
+
+    def a_prompt(at_s):
+        cycle = later(a_request(tokens=20_000), at_s)
+        cycle.request = cycle.request._replace(id="prompt")
+        scorer.score(cycle, candidates)
+        scorer.pre_request(cycle, decision)
+        return cycle
+
+    for number in range(60):
+        at_s, beside_a_prompt = number * 60.0, number % 2
+        tpot_ms = 7.3 + 5 * beside_a_prompt * prompt_ms / 99
+        cycle = later(a_request(), at_s)
+        scorer.score(cycle, candidates)
+        scorer.pre_request(cycle, decision)
+        scorer.first_token(cycle, decision, cycle.now_s + 0.05)
+        if beside_a_prompt:
+            prompt = a_prompt(at_s + 0.1)
+            scorer.first_token(prompt, decision, prompt.now_s + prompt_ms / 1e3)
+        answered(scorer, cycle, decision, cycle.now_s + 0.05, tpot_ms)
+        if beside_a_prompt:
+            gone = Outcome(EndCause.CLIENT_GONE, 200, True, "", NOW_S, NOW_S, None, prompt.now_s + 20, Usage())
+            scorer.end(prompt, decision, gone)
+    assert scorer.dump_state()["tpot"]["pool"][3] > 3
+    next_one = {"requests": (1, 0), "uncached": (1, 1)}
+    (_, before), _ = explained(later(a_request(**next_one), 10_000.0), scorer=scorer)
+    a_prompt(10_000.0)
+    (_, after), _ = explained(later(a_request(**next_one), 10_000.0), scorer=scorer)
+    assert 1 - before["tpot_ms"][0] / after["tpot_ms"][0] == pytest.approx(2 * prompt_ms / 4_000, rel=0.1)
+
+
 @pytest.mark.parametrize("how", ["refused", "moved"])
 def test_a_prompt_that_its_server_does_not_compute_says_nothing_of_those_who_wait_beside_it(how):
     """It would take seconds, and is answered with 400 at once, or by another server."""
@@ -488,9 +621,9 @@ def test_an_answer_in_one_piece_hides_no_queue_from_what_is_learned():
     assert law["pool"] == pytest.approx([28, 0.0185, 1.2e-6], rel=0.1)
 
 
-def burst(scorer, more_later, at_s):
-    """An answer at the first server, which has 40 requests more than the other when it comes, and so many later."""
-    candidates, cycle = pool(size=2), later(a_request(requests=(40, 0)), at_s)
+def burst(scorer, more, more_later, at_s):
+    """An answer at the first server, which has so many requests more than the other when it comes, and later."""
+    candidates, cycle = pool(size=2), later(a_request(requests=(more, 0)), at_s)
     scorer.score(cycle, candidates)
     decision, first_s = decide(candidates, 0), cycle.now_s + 0.05
     scorer.pre_request(cycle, decision)
@@ -500,20 +633,29 @@ def burst(scorer, more_later, at_s):
     answered(scorer, cycle, decision, first_s, 10.0)
 
 
-def test_a_burst_that_passes_is_less_of_a_reason_to_leave_a_cache_than_load_that_lasts():
+@pytest.mark.parametrize("ahead_by", [{"requests": (90, 0)}, {"decode": (400_000, 0)}], ids=["requests", "context"])
+def test_a_burst_that_passes_is_less_of_a_reason_to_leave_a_cache_than_load_that_lasts(ahead_by):
     ratios, slower_ms = [], []
     for more_later in (0, 40):
         scorer = make("latency-cost-scorer")
         for number in range(30):
-            burst(scorer, more_later, number * 10.0)
+            burst(scorer, 40, more_later, number * 10.0)
         ratios.append(scorer.dump_state()["lasting_load_ratio"])
-        ahead = a_request(tokens=20_000, uncached=(100, 20_000), requests=(90, 0), headers=TARGETS)
+        ahead = a_request(tokens=20_000, uncached=(100, 20_000), **ahead_by, headers=TARGETS)
         (_, told), _ = explained(later(ahead, 1_000.0), scorer=scorer)
         ahead_ms, other_ms = told["tpot_ms"]
         slower_ms.append(ahead_ms - other_ms)
     assert ratios[0] < 0.3
     assert ratios[1] > 0.9
     assert slower_ms[0] < slower_ms[1] / 2
+
+
+def test_of_a_small_burst_that_comes_down_to_the_mean_nothing_lasts():
+    """The answer itself, which is there all the while, is none of it."""
+    scorer = make("latency-cost-scorer")
+    for number in range(100):
+        burst(scorer, 8, 4, number * 10.0)
+    assert scorer.dump_state()["lasting_load_ratio"] < 0.1
 
 
 def test_whose_turn_it_is_does_not_hide_what_others_have_cached():

@@ -98,6 +98,23 @@ def test_of_servers_that_keep_everything_the_one_with_more_slack_is_better():
     assert more < less < 0.2
 
 
+def test_a_tenth_of_what_is_used_up_of_the_targets_of_those_there_counts():
+    more, less = at_stake(used_up=(6.0, 1.0))
+    assert more - less == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("queue_ms", "prices"), [((50, 50), (0.25, 0.25)), ((9000, 9000), (0.25, 0.25)), ((1900, 50), (0.25, 0.65))]
+)
+def test_each_that_comes_during_its_prefill_counts_a_quarter_and_at_overload_more_if_it_would_be_in_time(
+    queue_ms, prices
+):
+    """Four a second, for half a second; with no overload, at overload with all late, and with one of two late."""
+    alike = {"own_ms": 500, "queue_ms": queue_ms}
+    added = np.subtract(at_stake(arrivals_per_s=4.0, **alike), at_stake(arrivals_per_s=0.0, **alike))
+    assert added == pytest.approx(2 * np.array(prices), abs=0.01)
+
+
 def test_what_is_not_asked_for_is_not_at_stake():
     late = {"queue_ms": (5000, 50), "tpot_ms": (40, 12)}
     assert at_stake(Slo(tpot_ms=100.0), queue_ms=(5000, 50))[0] == at_stake(Slo(tpot_ms=100.0))[1]
