@@ -65,7 +65,7 @@ def company_of(
         tpot_target_ms: of the newcomer, and taken to be that of those whom other processes sent; `None`: it has none.
         spread: of the pace, as standard deviation of log(actual / expected).
         output_tokens: mean length of the answers.
-        new_tokens: of the newcomer, at most that.
+        new_tokens: of the newcomer, at most that; `inf`: nobody says.
     """
     count = len(pace.requests)
     candidate, elapsed_ms, tokens, waits, hope, target_ms = there

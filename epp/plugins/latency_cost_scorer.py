@@ -264,7 +264,7 @@ class LatencyCostScorer(RequestProcessor, Scorer, PreRequest, ResponseHeadersHoo
         token_ms, more_ms = met.step_ms / left_ratio, met.more_step_ms / left_ratio
         tpot_ms = token_ms + more_ms
         pool_tpot_ms = float((met.step_ms + met.more_step_ms).mean()) / (1.0 - float(met.prefill_ratio.mean()))
-        new_tokens = min(self._output_tokens, cycle.request.max_output_tokens or np.inf)
+        new_tokens = cycle.request.max_output_tokens or np.inf
         pace = Pace(token_ms, more_ms, stall * met.backlog_ms, stall * own_ms, stall * met.prompt_token_ms, there)
         in_flight = self._progress.in_flight(candidates.rows, candidates.everyone, cycle.now_s)
         company = company_of(in_flight, pace, slo.tpot_ms, self._tpot.spread, self._output_tokens, new_tokens)
