@@ -30,23 +30,66 @@ Try routing policies on simulated pools before you touch a real one. The picker 
 the model servers are simulated. Minutes of traffic take seconds.
 """
 
-_EPILOG = """\
+_MORE = "docs/lab.md says how it works and how far to trust it."
+
+_EPILOG = f"""\
+examples, with what they take on two free cores:
+  epp lab run --workload azure-conv --pool h100x4 --load 0.8    one load, usual policies: 15 seconds
+  epp lab sweep --workload azure-conv --pool h100x4     how much each policy can carry within the targets: 2 minutes
+  epp lab faults --policies ours,lmetric                while servers die, slow, restart and join
+  epp lab table --quick             every workload, a few policies: a minute or two
+  epp lab table                     every workload and policy: half an hour
+  epp lab table --workloads held-out    three more, on which nothing was tuned: half an hour
+  epp lab fit --url http://10.0.0.1:8000 --model llama --out server.json
+  epp lab run --pool server.jsonx4  that server, four times
+  epp lab list                      workloads, policies, shapes of servers
+
+`epp lab COMMAND --help` has examples of each. {_MORE}
+"""
+
+_RUN_EXAMPLES = f"""\
 examples:
   epp lab run --workload azure-conv --pool h100x4 --load 0.8
   epp lab run --workload b2b-saas --pool h100x2+a100x2 --policies ours,lmetric,oracle --load 0.8,1.0 --seeds 3
-  epp lab run --trace AzureLLMInferenceTrace_conv.csv --pool h100x4 --load 0.8 --config mine.yaml --report out.html
-  epp lab run --trace trace.jsonl --rate 12 --pool mine.jsonx3 --policies ours --config mine.yaml
+  epp lab run --trace trace.jsonl --rate 12 --pool server.jsonx3 --policies ours --config mine.yaml
                                     traffic that `epp serve --record-trace` recorded, at its own rate
+  epp lab run --trace AzureLLMInferenceTrace_conv.csv --pool h100x4 --load 0.8 --report out.html
+                                    a public one, "Azure LLM inference trace 2023": not part of this project
   epp lab run --workload azure-conv --pool h100x4 --load 0.6 --fault slow2x@20s --metrics-interval 5s
-  epp lab sweep --workload azure-conv --pool h100x4     how much each policy can carry within the targets
-  epp lab faults --policies ours,lmetric                while servers die, slow, restart and join
-  epp lab table --quick             every workload, a few policies, a minute on two free cores
-  epp lab table --workloads held-out    three more, on which nothing was tuned
-  epp lab fit --url http://10.0.0.1:8000 --model llama --out mine.json
-  epp lab run --pool mine.jsonx4    that server, four times
-  epp lab list                      workloads, policies, shapes of servers
 
-docs/lab.md says how it works and how far to trust it.
+{_MORE}
+"""
+
+_SWEEP_EXAMPLES = f"""\
+examples:
+  epp lab sweep --workload azure-conv --pool h100x4     one workload, seven policies: some 4 minutes of CPU
+  epp lab sweep --policies ours,lmetric --scale 0.1     a first look, in half a minute
+  epp lab sweep --trace trace.jsonl --pool server.jsonx4 --policies ours --config mine.yaml
+                                    how much more of your own traffic one carries than the other
+  epp lab sweep --workload held-out --policies ours,lmetric --seeds 3
+
+{_MORE}
+"""
+
+_TABLE_EXAMPLES = f"""\
+examples, with what they take on two free cores:
+  epp lab table                     half an hour
+  epp lab table --quick             a minute or two
+  epp lab table --workloads held-out    half an hour
+  epp lab table --workloads held-out --policies ours,lmetric --loads 0.8 --seeds 1
+                                    a first look at these: half a minute
+  epp lab table --pool h100x3+l40sx3 --policies ours,lmetric --loads 0.8    on a pool of yours: some 5 minutes
+
+{_MORE}
+"""
+
+_FAULTS_EXAMPLES = f"""\
+examples:
+  epp lab faults --policies ours,lmetric
+  epp lab faults --workload rag --pool h100x8 --load 0.7 --policies ours,llm-d-default --json faults.json
+  epp lab faults --trace trace.jsonl --pool server.jsonx4 --policies ours --config mine.yaml --rate 12
+
+{_MORE}
 """
 
 
@@ -84,7 +127,7 @@ def _add_run(actions: Any) -> None:
         "run",
         help="run policies at one or several loads, and print a table",
         description="Run policies at one or several loads, and print a table. Same flags, same figures.",
-        epilog=f"{_COLUMNS}\n{_EPILOG}",
+        epilog=f"{_COLUMNS}\n{_RUN_EXAMPLES}",
     )
     run.set_defaults(run=_run)
     add_scene(run)
@@ -119,7 +162,8 @@ def _add_sweep(actions: Any) -> None:
         help="find each policy's goodput, the highest rate at which requests keep their targets, and its own knee",
         description="Find each policy's goodput: the highest rate at which 90 % and 99 % of the requests keep both\n"
         "targets, by halving, as a share of the knee. And its own knee: what it answers when more comes than it can\n"
-        "do.",
+        "do. One workload with the default policies takes some 4 minutes of CPU.",
+        epilog=_SWEEP_EXAMPLES,
     )
     sweep.set_defaults(run=_sweep)
     add_scene(sweep, several=True)
@@ -165,14 +209,15 @@ def _add_table(actions: Any) -> None:
         help="the full table: all workloads, mixed hardware, all policies, four loads, three seeds",
         description="All workloads on four H100, and one on mixed hardware; all policies;\n"
         "loads 0.5, 0.8, 1.0 and 1.2; three seeds. About half an hour on two free cores.\n"
-        "Three more, on which nothing was tuned, are there with --workloads held-out.",
+        "Three more, on which nothing was tuned, are there with --workloads held-out, in half an hour, too.",
+        epilog=_TABLE_EXAMPLES,
     )
     table.set_defaults(run=_table)
     table.add_argument(
         "--quick",
         action="store_true",
-        help="six policies, the oracle and always-busiest, two loads, short runs, one seed: about a minute on two free "
-        "cores",
+        help="six policies, the oracle and always-busiest, two loads, short runs, one seed: a minute or two on two "
+        "free cores",
     )
     table.add_argument(
         "--policies", type=names, metavar="A[,B…]", help="only these; `all` for all, files of your own too"
@@ -233,6 +278,7 @@ def _add_faults(actions: Any) -> None:
         help="the same run while a server dies, slows, restarts or joins, and with metrics that are seldom read",
         description="The same run in nine scenes: nothing wrong; a server dies, slows twofold, restarts empty, joins;\n"
         "metrics pages read every 50 ms, 500 ms, 5 s and never. What is attained, and how soon it has recovered.",
+        epilog=_FAULTS_EXAMPLES,
     )
     faults.set_defaults(run=_faults)
     add_scene(faults)

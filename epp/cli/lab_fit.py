@@ -8,6 +8,14 @@ from epp.cli.flags import positive
 from epp.cli.lab_files import keep_apart
 from epp.files import new_file, write
 
+_EXAMPLES = """\
+examples:
+  epp lab fit --url http://10.0.0.1:8000 --model llama-3.1-8b --out server.json     --model as /v1/models names it
+  epp lab fit --url http://10.0.0.1:8000 --model llama-3.1-8b --repeats 5 --like 8b-a100 --measurements m.csv
+  epp lab fit --csv m.csv --like 8b-a100 --out server.json      what was measured before, once more
+  epp lab run --pool server.jsonx4                              that server, four times
+"""
+
 
 def add_fit(actions: Any) -> None:
     fit = actions.add_parser(
@@ -17,12 +25,13 @@ def add_fit(actions: Any) -> None:
         "CSV, and fit the step law to them. The shape that is written can be used in --pool. Prompts of the\n"
         "ladder are too short to show what attention costs in long contexts: its two terms, memory and batch are\n"
         "those of --like, and can be edited in the file.",
+        epilog=_EXAMPLES,
     )
     fit.set_defaults(run=_fit)
     source = fit.add_mutually_exclusive_group(required=True)
     source.add_argument("--url", metavar="URL", help="an idle server of OpenAI's completions API")
     source.add_argument("--csv", type=Path, metavar="FILE", help="measurements, as --measurements writes them")
-    fit.add_argument("--model", default="", metavar="NAME", help="what the server calls its model")
+    fit.add_argument("--model", default="", metavar="NAME", help="its model, as its /v1/models names it")
     fit.add_argument("--repeats", type=positive, default=3, metavar="N", help="of the ladder (default 3)")
     fit.add_argument("--longest", type=positive, default=2048, metavar="TOKENS", help="longest prompt (default 2048)")
     fit.add_argument("--seed", type=int, default=1, metavar="N", help="of the prompts (default 1)")

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from typing import Any, TextIO, TypeVar
 
 T = TypeVar("T")
@@ -26,13 +26,26 @@ def cores() -> int:
 
 
 class ProgressBar:
-    """A bar on a terminal, `total` steps long; it costs a line, which it clears at its end. Elsewhere a line every half
-    minute, so that short work says nothing. `clock`: in seconds, monotonic."""
+    """A bar on a terminal, `total` steps long; it costs a line, which it clears at its end. Elsewhere a line at once,
+    and one every half minute.
+
+    Args:
+        clock: in seconds, monotonic.
+        cost: of all steps together, in a unit of its own, by which the bar grows and the time left is told; `None`: all
+            cost the same.
+    """
 
     def __init__(
-        self, total: int, what: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        total: int,
+        what: str,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        cost: float | None = None,
     ) -> None:
         self._total, self._what = total, what
+        self._cost_left, self._cost_done = float(total) if cost is None else cost, 0.0
         self._stream: TextIO | None = stream or sys.stderr  # there may be none
         self._shown = self._stream is not None and self._stream.isatty()
         self._done = 0
@@ -40,30 +53,35 @@ class ProgressBar:
         self._started_s = self._drawn_s = clock()
 
     def __enter__(self) -> "ProgressBar":
-        self._draw()
+        if self._shown:
+            self._draw()
+        else:
+            self._say()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._shown:
             self._write("\r\x1b[K")
 
-    def step(self) -> None:
+    def step(self, cost: float = 1.0) -> None:
         self._done += 1
+        self._cost_done += cost
+        self._cost_left = max(self._cost_left - cost, 0.0)
         since_drawn_s = self._clock() - self._drawn_s
         if self._shown and (since_drawn_s >= _REDRAW_S or self._done == self._total):
             self._draw()
         elif not self._shown and since_drawn_s >= _LINE_S and self._done < self._total:
             self._say()
 
-    def less(self, steps: int) -> None:
-        """So many fewer steps than was said are needed after all."""
+    def less(self, steps: int, cost: float = 1.0) -> None:
+        """So many fewer steps than was said, of this cost each, are needed after all."""
         self._total -= steps
+        self._cost_left = max(self._cost_left - steps * cost, 0.0)
 
     def _draw(self) -> None:
-        if not self._shown:
-            return
         self._drawn_s = self._clock()
-        filled = _WIDTH * self._done // max(self._total, 1)
+        whole = self._cost_done + self._cost_left
+        filled = _WIDTH if self._done >= self._total else int(_WIDTH * self._cost_done / whole) if whole else 0
         bar = "█" * filled + "·" * (_WIDTH - filled)
         self._write(f"\r\x1b[K{bar} {self._count()}")
 
@@ -82,7 +100,9 @@ class ProgressBar:
 
     def _count(self) -> str:
         passed_s = self._drawn_s - self._started_s
-        left = f", {passed_s / self._done * (self._total - self._done):.0f} s left" if self._done else ""
+        known = self._done and self._cost_done
+        left_s = passed_s / self._cost_done * self._cost_left if known and self._done < self._total else 0.0
+        left = f", {left_s:.0f} s left" if known else ""
         return f"{self._done}/{self._total} {self._what}{left}"
 
 
@@ -92,12 +112,13 @@ def map_in_order(
     jobs: int,
     progress: ProgressBar,
     begins: Callable[[T], Any] = lambda task: 0,
+    cost_of: Callable[[T], float] = lambda task: 1.0,
 ) -> list[R]:
     """`work` of each task, in the order of the tasks. They are begun in the order of the key `begins`: with what costs
     most first, all processes end together. See `in_turns`."""
     order = sorted(range(len(tasks)), key=lambda number: begins(tasks[number]))
     asking: list[Generator[T, R, R]] = [_once(tasks[number]) for number in order]
-    found = in_turns(work, asking, jobs, progress)
+    found = in_turns(work, asking, jobs, progress, cost_of)
     by_number = dict(zip(order, found, strict=True))
     return [by_number[number] for number in range(len(tasks))]
 
@@ -106,9 +127,16 @@ def _once(task: T) -> Generator[T, R, R]:
     return (yield task)
 
 
-def in_turns(work: Callable[[T], R], asking: Sequence[Generator[T, R, V]], jobs: int, progress: ProgressBar) -> list[V]:
+def in_turns(
+    work: Callable[[T], R],
+    asking: Sequence[Generator[T, R, V]],
+    jobs: int,
+    progress: ProgressBar,
+    cost_of: Callable[[T], float] = lambda task: 1.0,
+) -> list[V]:
     """What each of these returns, in their order. Each yields one task after another, and is sent the `work` of it
-    before it says which is the next; meanwhile the others' tasks are worked on. `progress` steps with every task.
+    before it says which is the next; meanwhile the others' tasks are worked on. `progress` steps with every task, by
+    its cost.
 
     With one job in this process. What is raised, by `work` or by who asks, is raised, and ends the processes at once,
     as Ctrl-C does.
@@ -128,19 +156,19 @@ def in_turns(work: Callable[[T], R], asking: Sequence[Generator[T, R, V]], jobs:
         while todo:
             number, task = todo.popleft()
             result = work(task)
-            progress.step()
+            progress.step(cost_of(task))
             todo += ask(number, result)
         return [returned[number] for number in range(len(asking))]
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(jobs, len(todo)), initializer=_leave_signals_to_the_parent) as pool:
-        waiting: dict[Future[R], int] = {pool.submit(work, task): number for number, task in todo}
+        waiting = {pool.submit(work, task): (number, task) for number, task in todo}
         try:
             while waiting:
                 ready, _ = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in ready:
-                    result, number = future.result(), waiting.pop(future)
-                    progress.step()
-                    waiting |= {pool.submit(work, task): number for number, task in ask(number, result)}
+                    result, (number, task) = future.result(), waiting.pop(future)
+                    progress.step(cost_of(task))
+                    waiting |= {pool.submit(work, task): (number, task) for number, task in ask(number, result)}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             # What runs, and what is already handed over, would be waited for: minutes, for nobody.

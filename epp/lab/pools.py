@@ -170,7 +170,7 @@ def _parts(text: str) -> Iterator[tuple[str, int]]:
 
 def parse_pool(text: str) -> tuple[LabServer, ...]:
     """The servers of `h100x4+a100x4`, named `h100-0`, … A shape alone is one server; one may be a file of one's own,
-    as in `mine.jsonx4`. Raises `Problem`."""
+    as in `server.jsonx4`. Raises `Problem`."""
     servers: list[LabServer] = []
     for name, number in _parts(text):
         engine = shape_named(name, f"pool {text!r}")

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from epp.lab.comparison import cost_of
 from epp.lab.parallel import ProgressBar, in_turns
 from epp.lab.runs import NothingToMeasure, run_spec, workload_of
 from epp.lab.spec import RunSpec
@@ -88,6 +89,13 @@ class _Task:
     seeds: int
     scale: float
 
+    @property
+    def run_cost(self) -> float:
+        """About that of each of its runs for goodput, to tell the time that is left: that of the first."""
+        rate_rps = self.knee_rps * MOST_LOAD / 2
+        duration_s = self.like.duration_s or run_s_at(workload_of(self.like.workload), rate_rps, self.scale)
+        return cost_of(self.like.policy, rate_rps * duration_s)
+
 
 def sweep(
     pairs: Sequence[tuple[str, str]],
@@ -104,8 +112,13 @@ def sweep(
         for workload, pool in pairs
         for policy in policies
     ]
-    with ProgressBar((1 + MOST_RUNS * seeds) * len(tasks), "runs at most") as progress:
-        return in_turns(_run, [_sweep_one(task, progress) for task in tasks], jobs, progress)
+    cost = sum(_cost(_Measured(task).overload()) + MOST_RUNS * seeds * task.run_cost for task in tasks)
+    with ProgressBar((1 + MOST_RUNS * seeds) * len(tasks), "runs at most", cost=cost) as progress:
+        return in_turns(_run, [_sweep_one(task, progress) for task in tasks], jobs, progress, _cost)
+
+
+def _cost(spec: RunSpec) -> float:
+    return cost_of(spec.policy, spec.rate_rps * spec.duration_s)
 
 
 class _Ran(NamedTuple):
@@ -193,7 +206,7 @@ def _sweep_one(task: _Task, progress: ProgressBar) -> Generator[RunSpec, _Ran, G
             measured.by_step.setdefault(lacking.step, []).append(ran.attainment or 0.0)  # nothing shown is nothing kept
             failing.update(ran.failing_plugins)
             runs += 1
-    progress.less(MOST_RUNS * task.seeds - runs)
+    progress.less(MOST_RUNS * task.seeds - runs, task.run_cost)
     spec = task.like
     by_seed = {ratio: tuple(measured.load_of_seed(n, ratio) for n in range(task.seeds)) for ratio in RATIOS}
     whole = {step: fmean(v) for step, v in sorted(measured.by_step.items()) if len(v) == task.seeds}

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from epp.lab.comparison import Row, grouped_by_pair
-from epp.lab.goals import EASY_LOAD, Judged, judged_goodputs, judged_rows
+from epp.lab.goals import EASY_LOAD
 from epp.lab.oracle import NAME as ORACLE
 from epp.lab.policies.catalogue import POLICIES, WORST
+from epp.lab.standing import standing_of_goodputs, standing_of_rows
 from epp.lab.sweep import RATIOS, Goodput
 from epp.lab.text_report import AT_LEAST_IS, grid, load_cell, shown
 from epp.lab.workloads.catalogue import WORKLOADS
@@ -40,25 +41,9 @@ def pairs_on(pool: str | None, workloads: Sequence[str] = tuple(WORKLOADS)) -> t
 
 def summary(rows: Sequence[Row], markdown: bool) -> str:
     """One table for each workload and pool: what each policy attains at each load, and its latencies. Then where `ours`
-    stands, and how many goals of each kind it meets."""
+    stands."""
     tables = [_one(group, markdown) for group in grouped_by_pair(rows)]
-    return "\n\n".join([*tables, *_standing(judged_rows(rows), "load", markdown)])
-
-
-def _standing(judged: Sequence[Judged], at: str, markdown: bool) -> list[str]:
-    """A line for each goal, and a tally by kind; nothing of nothing."""
-    if not judged:
-        return []
-    lines = [[one.where, one.at, one.kind, "met" if one.met else "missed", one.words] for one in judged]
-    by_kind: dict[str, list[bool]] = {}
-    for one in judged:
-        by_kind.setdefault(one.kind, []).append(one.met)
-    tally = [[kind, str(sum(met)), str(met.count(False))] for kind, met in by_kind.items()]
-    tally.append(["all", str(sum(one.met for one in judged)), str(sum(not one.met for one in judged))])
-    return [
-        grid(["ours", at, "goal", "", "stands"], lines, markdown),
-        grid(["goals (tied: within the spread of the seeds)", "met", "missed"], tally, markdown),
-    ]
+    return "\n\n".join([*tables, *standing_of_rows(rows, markdown)])
 
 
 def _one(rows: Sequence[Row], markdown: bool) -> str:
@@ -105,16 +90,18 @@ def goodput_table(goodputs: Iterable[Goodput], markdown: bool) -> str:
     for g in goodputs:
         by_policy.setdefault(g.policy, {})[g.workload, g.pool] = g
     names = [f"{w}{'' if p == POOL else f' on {p}'}" for w, p in pairs]
-    head = ["policy", *names, "mean"]
-    knees = ["1.0 is, rps", *(f"{next(iter(by_policy.values()))[pair].knee_rps:.3g}" for pair in pairs), ""]
+    several = len(pairs) > 1  # else there is no mean
+    head = ["policy", *names, *(["mean"] if several else ())]
+    knees = ["1.0 is, rps", *(f"{next(iter(by_policy.values()))[pair].knee_rps:.3g}" for pair in pairs)]
+    knees += [""] if several else []
     tables = []
     for ratio in RATIOS:
         body = []
         for policy, by_pair in by_policy.items():
             found = [by_pair[pair] for pair in pairs]
             bound = "≥ " if any(g.is_at_least(ratio) for g in found) else ""
-            mean = f"{bound}{fmean(g.load_by_ratio[ratio] for g in found):.3f}"
-            body.append([policy, *(load_cell(g, ratio) for g in found), mean])
+            mean = [f"{bound}{fmean(g.load_by_ratio[ratio] for g in found):.3f}"] if several else []
+            body.append([policy, *(load_cell(g, ratio) for g in found), *mean])
         note = f" ({AT_LEAST_IS})" if any(g.is_at_least(ratio) for g in goodputs) else ""
         tables.append(
             f"Goodput at {ratio:.0%}: load, as a share of the knee{note}\n\n{grid(head, [*body, knees], markdown)}"
@@ -122,6 +109,7 @@ def goodput_table(goodputs: Iterable[Goodput], markdown: bool) -> str:
     body = []
     for policy, by_pair in by_policy.items():
         shares = [by_pair[pair].own_knee for pair in pairs]
-        body.append([policy, *(f"{share:.2f}" for share in shares), f"{fmean(shares):.2f}"])
+        mean = [f"{fmean(shares):.2f}"] if several else []
+        body.append([policy, *(f"{share:.2f}" for share in shares), *mean])
     tables.append(f"{_OWN_KNEE_IS}, as a share of the knee\n\n{grid(head, [*body, knees], markdown)}")
-    return "\n\n".join([*tables, *_standing(judged_goodputs(goodputs), "goodput at", markdown)])
+    return "\n\n".join([*tables, *standing_of_goodputs(goodputs, markdown)])

@@ -64,17 +64,46 @@ def test_what_costs_most_is_begun_first() -> None:
         map_in_order(time.sleep, [3600.0, 3600.0, 3600.0, -1.0], 2, progress, begins=abs)
 
 
-def test_without_a_terminal_long_work_says_so_every_half_minute_and_short_work_nothing() -> None:
+def test_without_a_terminal_work_is_told_of_at_once_and_every_half_minute() -> None:
     now_s, out = 0.0, io.StringIO()
     with ProgressBar(10, "runs", out, clock=lambda: now_s) as progress:
         for _ in range(10):
             now_s += 10.0
             progress.step()
-    assert out.getvalue() == "3/10 runs, 70 s left\n6/10 runs, 40 s left\n9/10 runs, 10 s left\n"
+    assert out.getvalue() == "0/10 runs\n3/10 runs, 70 s left\n6/10 runs, 40 s left\n9/10 runs, 10 s left\n"
     with ProgressBar(10, "runs", out := io.StringIO(), clock=lambda: now_s) as progress:
         for _ in range(10):
             progress.step()
-    assert out.getvalue() == ""
+    assert out.getvalue() == "0/10 runs\n"
+
+
+def test_the_time_left_goes_by_what_steps_cost() -> None:
+    """The dear ones come first: by their number alone three more steps would seem to take as long each as the first."""
+    now_s, out = 0.0, Terminal()
+    with ProgressBar(4, "runs", out, clock=lambda: now_s, cost=9.0) as progress:
+        now_s = 60.0
+        progress.step(6.0)
+        progress.less(1)
+        now_s = 70.0
+        progress.step(1.0)
+    drawn = out.getvalue().split("\r\x1b[K")[2:-1]
+    assert [(text.count("█"), text.partition(" ")[2]) for text in drawn] == [
+        (20, "1/4 runs, 30 s left"),
+        (26, "2/3 runs, 10 s left"),
+    ]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_task_steps_by_its_cost(jobs: int) -> None:
+    costs: list[float] = []
+
+    class Noted(ProgressBar):
+        def step(self, cost: float = 1.0) -> None:
+            costs.append(cost)
+
+    with Noted(3, "runs") as progress:
+        assert map_in_order(abs, [-3, 1, -2], jobs, progress, cost_of=lambda task: 10.0 * task) == [3, 1, 2]
+    assert sorted(costs) == [-30.0, -20.0, 10.0]
 
 
 class Terminal(io.StringIO):

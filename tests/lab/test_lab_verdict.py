@@ -52,8 +52,8 @@ def test_the_progress_of_a_sweep_steps_with_runs_and_ends_full(monkeypatch) -> N
     seen: list[tuple[int, int]] = []
 
     class Noted(ProgressBar):
-        def step(self) -> None:
-            super().step()
+        def step(self, cost: float = 1.0) -> None:
+            super().step(cost)
             seen.append((self._done, self._total))
 
         def __exit__(self, *_: object) -> None:
