@@ -4,6 +4,7 @@ import argparse
 import io
 import os
 import select
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 
@@ -60,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        arguments, unknown = _parser().parse_known_args(argv)
+        given = sys.argv[1:] if argv is None else list(argv)
+        arguments, unknown = _parser().parse_known_args(given)
+        arguments.command_line = shlex.join(["epp", *given])
         if unknown:
             raise Problem(f"{arguments.prog}: unknown: {' '.join(unknown)} (see {arguments.prog} --help)")
         run: Callable[[argparse.Namespace], int] = arguments.run

@@ -13,6 +13,7 @@ from epp.cli.lab_flags import (
     group_of,
     jobs_of,
     like_of,
+    origin_of,
     policies_of,
     print_failures,
     print_trace,
@@ -78,7 +79,7 @@ examples, with what they take on two free cores:
   epp lab table --workloads held-out    half an hour
   epp lab table --workloads held-out --policies ours,lmetric --loads 0.8 --seeds 1
                                     a first look at these: half a minute
-  epp lab table --pool h100x3+l40sx3 --policies ours,lmetric --loads 0.8    on a pool of yours: some 5 minutes
+  epp lab table --pool h100x3+l40sx3 --policies ours,lmetric --loads 0.8    on a pool of yours: a minute
 
 {_MORE}
 """
@@ -199,7 +200,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
     if arguments.report is not None:
         from epp.lab.html_report import html_sweep
 
-        write(arguments.report, html_sweep(goodputs).encode())
+        write(arguments.report, html_sweep(goodputs, origin_of(arguments)).encode())
     return 0
 
 

@@ -2,9 +2,11 @@
 
 import argparse
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from epp import __version__
 from epp.cli.flags import positive, ratio
 from epp.cli.lab_files import report_file, write_json
 from epp.cli.lab_values import above_zero, interval, names, seconds, seeds, sigma, utf8
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from epp.lab.comparison import Row
+    from epp.lab.html_report import Origin
     from epp.lab.workloads.workload import Targets, Workload
 
 
@@ -233,7 +236,14 @@ def write_out(
     if arguments.report is not None:
         from epp.lab.html_report import html_page
 
-        write(arguments.report, html_page(rows).encode())
+        write(arguments.report, html_page(rows, origin_of(arguments)).encode())
+
+
+def origin_of(arguments: argparse.Namespace) -> "Origin":
+    """What a report says of where it comes from."""
+    from epp.lab.html_report import Origin
+
+    return Origin(arguments.command_line, __version__, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
 
 
 def print_failures(found: "Iterable[tuple[str, Iterable[str]]]") -> None:

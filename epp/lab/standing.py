@@ -89,6 +89,8 @@ def _compared(mine: Goodput, other: Goodput, ratio: float) -> str:
     if not carried or not its:
         who, load, nothing = (OURS, carried, other.policy) if carried else (other.policy, its, OURS)
         return f"{who} carries {load:.3f} at {ratio:.0%}, {nothing} nothing"
+    if f"{carried:.3f}" == f"{its:.3f}":
+        return f"{OURS} and {other.policy} carry the same at {ratio:.0%}: {carried:.3f}"
     less = carried < its
     bound = "at least " if mine.is_at_least(ratio) or other.is_at_least(ratio) else ""
     by = f"{carried:.3f}/{its:.3f} = {bound}{abs(carried / its - 1.0) * 100:.0f} % {'less' if less else 'more'}"

@@ -7,10 +7,12 @@ from html import escape
 
 import pytest
 
+from epp import __version__
 from epp.cli import main
 from epp.lab.comparison import compare, rows_of, specs_of
 from epp.lab.experiment import Dies, Fails, Joins, LabServer, Leaves, Recovers, Restarts, Slows
 from epp.lab.fault_spec import parse_faults
+from epp.lab.html_report import Origin, html_page
 from epp.lab.knee import knee_rps
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.pools import BLOCK_TOKENS, ENGINES, parse_pool
@@ -52,7 +54,28 @@ def test_a_report_is_one_page_with_everything_in_it(tmp_path, capsys) -> None:
     assert text.count("<svg") == 1 + 2 * 2  # by load, and two rows of plots for each load
     assert "<th>at 99%</th>" in text
     assert "<td>100.0%</td></tr>" in text  # the share of the only server
+    assert "<code>epp lab run --pool h100 --policies lmetric,random" in text
+    assert f"headroom-epp {__version__}, 20" in text
+    assert all(f"<dt>{word}</dt>" in text for word in ("TTFT", "TPOT", "knee", "ours", "oracle"))
+    assert "<th>TTFT p90</th><th>TTFT p99</th>" in text
     assert_loads_nothing(text)
+
+
+def test_a_page_is_the_same_but_for_the_command_version_and_date_that_it_is_given() -> None:
+    rows = rows_of(run_spec(replace(SPEC, policy="ours", rate_rps=rate)) for rate in (15.0, 30.0))
+    origin = Origin("epp lab run --load <1>", "1.2.3", "some day")
+    page = html_page(rows, origin)
+    assert page == html_page(rows, origin)
+    assert "<code>epp lab run --load &lt;1&gt;</code><br>headroom-epp 1.2.3, some day" in page
+    assert page.replace("some day", "") == html_page(rows, origin._replace(date=""))
+    usual, folded = page.partition("<details>")[0], re.findall(r"<details>.*?</details>", page)
+    assert len(folded) == 2  # a run each
+    assert "pinball</th>" not in usual
+    assert all("<th>TTFT pinball</th>" in table for table in folded)
+    titles = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+    assert {"Attained by load", "Requests with TTFT up to x", "Attained over time", "by arrival, simulated s"} <= {
+        *titles
+    }
 
 
 def assert_loads_nothing(page: str) -> None:
