@@ -120,6 +120,37 @@ def test_check_prints_the_configurations_that_come_with_the_picker(
     assert (said == output(capsys, "check")) == (profile == "llm-d-default")
 
 
+@pytest.mark.parametrize("profile", ["llm-d-default", "predicted-latency", "headroom"])
+def test_a_configuration_that_is_printed_makes_the_same_pipeline_from_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, profile: str
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(output(capsys, "check", "--profile", profile, "--print"))
+    of_mine = output(capsys, "check", "--config-file", str(mine)).splitlines()
+    assert of_mine[1:] == output(capsys, "check", "--profile", profile).splitlines()[1:]
+
+
+def test_check_reads_the_endpoints_file_as_serve_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file, endpoints = tmp_path / "c.yaml", tmp_path / "endpoints.yaml"
+    file.write_text(
+        "{apiVersion: llm-d.ai/v1alpha1, kind: EndpointPickerConfig, dataLayer: {discovery: {pluginRef: files}},"
+        f"plugins: [{{type: file-discovery, name: files, parameters: {{path: {endpoints}}}}}]}}"
+    )
+    for content, says in (
+        (None, "endpoints.yaml: No such file or directory; give the path of a readable file"),
+        ("endpoints: [{name: a, address: 10.0.0.1, port: http}]", "endpoints.yaml:1: endpoints[0].port: "),
+    ):
+        if content is not None:
+            endpoints.write_text(content)
+        assert main(["check", "--config-file", str(file)]) == 2
+        said = capsys.readouterr()
+        assert "max-score-picker" in said.out  # the pipeline all the same
+        assert says in said.err
+        assert complaint(capsys, *SERVE[:1], "--config-file", str(file)) == said.err.strip()
+    endpoints.write_text("endpoints: [{name: a, address: 10.0.0.1, port: 8000}]")
+    assert output(capsys, "check", "--config-file", str(file)).endswith("\nendpoints: 1\n")
+
+
 def engine_config(engine: str) -> str:
     extractor = f"{{type: core-metrics-extractor, parameters: {engine}}}"
     return f"{{apiVersion: llm-d.ai/v1alpha1, kind: EndpointPickerConfig, plugins: [{extractor}]}}"

@@ -28,7 +28,7 @@ How one is chosen comes from --config-file, or from a configuration that comes w
                      highest score wins
   predicted-latency  llm-d's profile with its latency predictor: the soonest among the servers within the targets
   headroom           the cheapest server in milliseconds and targets at stake, by how fast each was found to be
-`epp check --profile NAME` shows what is in one, and `epp lab run` tries them on simulated servers.
+`epp check --profile NAME` shows what is in one, with --print as YAML; `epp lab run` tries them on simulated servers.
 """
 
 _EPILOG = """\

@@ -54,6 +54,19 @@ def _fill(store: PoolStore, endpoints: str | None, plugin: Discovery | None) -> 
             "no model servers: give --endpoints HOST:PORT,…, --pool-name or --endpoint-selector for those of "
             "Kubernetes, or a file-discovery plugin named by dataLayer.discovery.pluginRef in the configuration"
         )
+    return _follow(plugin, store)
+
+
+def read_endpoints_file(plugin: Discovery | None) -> int | None:
+    """How many endpoints there are in the file that a file-discovery names; `None`: it is none. Raises `Problem`."""
+    if not isinstance(plugin, FileDiscoveryPlugin):
+        return None
+    store = PoolStore()
+    _follow(plugin, store)
+    return len(store.snapshot())
+
+
+def _follow(plugin: FileDiscoveryPlugin, store: PoolStore) -> FileDiscovery:
     discovery = FileDiscovery(plugin.parameters.path, plugin.parameters.watch_file, store)
     discovery.load()
     return discovery
