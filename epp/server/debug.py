@@ -28,9 +28,7 @@ def pool_state(snapshot: Snapshot, ledger: Ledger, stats: Mapping[str, ScrapeSta
                 "running_requests": signals.running_requests,
                 "kv_cache_usage_ratio": signals.kv_cache_usage_ratio,
                 "age_s": round(float(ages_s[row]), 3) if math.isfinite(ages_s[row]) else None,
-                "scrape_error": None
-                if scrape is None or not scrape.consecutive_failures or scrape.last_error is None
-                else scrape.last_error.value,
+                "scrape_error": None if scrape is None or not scrape.consecutive_failures else scrape.last_error_text,
                 "in_flight_requests": in_flight.requests,
                 "in_flight_tokens": in_flight.tokens,
             }

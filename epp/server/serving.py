@@ -58,8 +58,8 @@ def watching(
     options: ServeOptions, metrics: AccessLogMetrics, clock: Callable[[], float], access_log_tag: str
 ) -> Watching:
     """What exchanges share to learn from responses. `access_log_tag`: see `AccessLog`."""
-    access_log = AccessLog(access_log_tag, metrics, clock=clock, call_later=_call_later)
     chance, ratio = random.Random(options.seed), options.observe_responses_ratio
+    access_log = AccessLog(access_log_tag, metrics, clock=clock, call_later=_call_later, watched_ratio=ratio)
     return Watching(access_log, metrics, PaceBudget(clock), lambda: chance.random() < ratio)
 
 

@@ -45,6 +45,7 @@ class ScrapeStats:
     Attributes:
         consecutive_failures: since the last scrape that succeeded.
         last_error: why the latest failed scrape failed; stays when scraping succeeds again.
+        last_error_text: the same in a line, as the log has it: `status: HTTP 404`.
         last_duration_s: of the latest scrape, failed or not, without the wait for a slot.
     """
 
@@ -52,20 +53,22 @@ class ScrapeStats:
     failures: int = 0
     consecutive_failures: int = 0
     last_error: ScrapeErrorKind | None = None
+    last_error_text: str | None = None
     last_duration_s: float | None = None
 
     @property
     def failing(self) -> bool:
         return self.consecutive_failures >= FAILING_AFTER
 
-    def after(self, error: ScrapeErrorKind | None, duration_s: float) -> "ScrapeStats":
+    def after(self, error: ScrapeError | None, duration_s: float) -> "ScrapeStats":
         """With one more scrape, which ended in `error`."""
         failed = error is not None
         return ScrapeStats(
             scrapes=self.scrapes + 1,
             failures=self.failures + failed,
             consecutive_failures=self.consecutive_failures + 1 if failed else 0,
-            last_error=error or self.last_error,
+            last_error=self.last_error if error is None else error.kind,
+            last_error_text=self.last_error_text if error is None else str(error),
             last_duration_s=duration_s,
         )
 
@@ -207,7 +210,7 @@ class Scraper:
             failure = ScrapeError(ScrapeErrorKind.INTERNAL, type(error).__name__)
             failure.__cause__ = error
         before = self._stats[endpoint.id]
-        after = before.after(None if failure is None else failure.kind, self._clock() - started_s)
+        after = before.after(failure, self._clock() - started_s)
         self._stats[endpoint.id] = after
         if failure is not None:
             self._on_error(failure.kind)

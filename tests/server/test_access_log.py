@@ -46,10 +46,12 @@ class Counted(Counter[str]):
 class Desk:
     """An access log with its clock; `ends` is what requests were told, by name."""
 
-    def __init__(self, tag: str = "me") -> None:
+    def __init__(self, tag: str = "me", watched_ratio: float = 0.0) -> None:
         self.clock = Clock()
         self.counted = Counted()
-        self.log = AccessLog(tag, self.counted, clock=self.clock, call_later=self.clock.call_later)
+        self.log = AccessLog(
+            tag, self.counted, clock=self.clock, call_later=self.clock.call_later, watched_ratio=watched_ratio
+        )
         self.ends: dict[str, list[Record | None]] = {}
 
     def expect(self):
@@ -119,6 +121,20 @@ def test_one_that_runs_for_hours_is_kept_as_long_as_envoy_reports_on_it():
     desk.clock.advance(1.1)
     assert desk.ends[awaited.name] == [None]
     assert not desk.log.relied_on
+
+
+@pytest.mark.parametrize(
+    ("watched_ratio", "says"),
+    [
+        (0.0, "streamed responses are let go of after their first token"),
+        (0.25, "streamed responses are let go of after their first token, but for 25%, which are watched to their end"),
+        (1.0, "responses are watched to their end all the same, as --observe-responses 1 says"),
+    ],
+)
+def test_what_is_let_go_of_is_said_when_records_come(watched_ratio, says: str, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    Desk(watched_ratio=watched_ratio).relied_on()
+    assert [record.message for record in caplog.records] == [f"Envoy's access log comes: {says}"]
 
 
 def test_a_missing_record_ends_reliance_until_twice_as_many_come_in_a_row(caplog: pytest.LogCaptureFixture):

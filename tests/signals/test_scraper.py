@@ -229,6 +229,7 @@ async def test_a_page_that_cannot_be_used_is_counted_by_kind_and_stays_unknown(
         await at.scraped("a", 2)
         assert set(at.errors) == {kind}
         assert at.stats("a").last_error == kind
+        assert (at.stats("a").last_error_text or "").startswith(f"{kind}: ")
         assert at.stats("a").consecutive_failures >= 2
         assert at.signals("a") is UNKNOWN_SIGNALS
 

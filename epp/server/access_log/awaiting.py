@@ -108,12 +108,18 @@ class AccessLog:
         *,
         clock: Callable[[], float],
         call_later: Callable[[float, Callable[[], None]], Timer],
+        watched_ratio: float = 0.0,
     ) -> None:
-        """`tag`: of this process, in every name: none other, alive or dead, whose records may come here has it."""
+        """
+        Args:
+            tag: of this process, in every name: none other, alive or dead, whose records may come here has it.
+            watched_ratio: of the streamed responses, those that are watched to their end all the same; for the log.
+        """
         self.tag = tag
         self._observer = observer
         self._clock = clock
         self._call_later = call_later
+        self._watched_ratio = watched_ratio
         self._awaited: dict[int, Awaited] = {}
         self._last_number = 0
         # When to look at a request again, soonest first. One that gave a sign of life meanwhile is put back.
@@ -227,7 +233,7 @@ class AccessLog:
         if not self._relied_on and self._streak >= self._needed_streak:
             self._rely(True)
             if self._loggable("come"):
-                logger.info("Envoy's access log comes: streamed responses are let go of after their first token")
+                logger.info("Envoy's access log comes: %s", _what_follows(self._watched_ratio))
         if self._streak >= FORGIVING * self._needed_streak:
             self._needed_streak = FIRST_STREAK
 
@@ -276,3 +282,10 @@ def promised_interval_s(promise: str) -> float | None:
         return interval_s
     logger.warning("Envoy promises access log records every %.20r, which is no time from 100ms to 10m", promise)
     return None
+
+
+def _what_follows(watched_ratio: float) -> str:
+    if watched_ratio >= 1.0:
+        return "responses are watched to their end all the same, as --observe-responses 1 says"
+    but = f", but for {watched_ratio:.0%}, which are watched to their end" if watched_ratio else ""
+    return f"streamed responses are let go of after their first token{but}"
