@@ -134,7 +134,13 @@ def scene_of(arguments: argparse.Namespace) -> tuple[str, str]:
     """Workload and pool, both known to be there."""
     from epp.lab.pools import parse_pool
     from epp.lab.runs import workload_of
+    from epp.lab.workloads.traces import SUFFIXES, suffix_of
 
+    if arguments.trace is not None and suffix_of(Path(arguments.trace)) not in SUFFIXES:
+        raise Problem(
+            f"--trace {arguments.trace or repr('')}: a trace is told by how its name ends: {', '.join(SUFFIXES)}; "
+            "give the path of one that does"
+        )
     workload = arguments.workload if arguments.trace is None else str(Path(arguments.trace))
     workload_of(workload)
     parse_pool(arguments.pool)
@@ -171,8 +177,14 @@ def policies_of(arguments: argparse.Namespace) -> list[str]:
     from epp.lab.comparison import DEFAULT_POLICIES
     from epp.lab.oracle import NAME as ORACLE
     from epp.lab.policies.catalogue import POLICIES
-    from epp.lab.runs import policy_of
+    from epp.lab.runs import CONFIG_SUFFIXES, policy_of
 
+    for path in arguments.config:
+        if Path(path).suffix not in CONFIG_SUFFIXES:
+            raise Problem(
+                f"--config {path or repr('')}: a configuration is told by how its name ends: "
+                f"{', '.join(CONFIG_SUFFIXES)}; give the path of one that does"
+            )
     wanted = arguments.policies or DEFAULT_POLICIES
     chosen = [*POLICIES, ORACLE] if "all" in wanted else list(wanted)
     chosen += arguments.config

@@ -17,7 +17,7 @@ from epp.lab.race import fewest_lost
 from epp.lab.result import Result, measured_of, result_of
 from epp.lab.spec import RunSpec
 from epp.lab.workloads.catalogue import HELD_OUT, WORKLOADS, by_name
-from epp.lab.workloads.traces import read_trace
+from epp.lab.workloads.traces import SUFFIXES, read_trace, suffix_of
 from epp.lab.workloads.workload import Clients, Targets, Workload, schedule
 from epp.lab.world import run
 from epp.lab.yardsticks import lost
@@ -25,6 +25,9 @@ from epp.problem import Problem
 
 MOST_REQUESTS = 5_000_000
 """Of a run: all are held in memory, before and after, at about a kilobyte each."""
+
+
+CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class NothingToMeasure(Problem):
@@ -38,7 +41,7 @@ def policy_of(name: str) -> Policy:
     if (policy := POLICIES.get(name)) is not None:
         return policy
     path = Path(name)
-    if path.suffix not in (".yaml", ".yml", ".json"):
+    if path.suffix not in CONFIG_SUFFIXES:
         raise Problem(f"no policy is called {name!r}; there are {', '.join((*POLICIES, oracle.NAME))}")
     try:
         text = path.read_text(encoding="utf-8")
@@ -54,9 +57,9 @@ def workload_of(name: str) -> Workload:
     if (workload := by_name(name)) is not None:
         return workload
     path = Path(name)
-    if path.suffix not in (".csv", ".jsonl", ".json"):
+    if suffix_of(path) not in SUFFIXES:
         known = ", ".join((*WORKLOADS, *HELD_OUT))
-        raise Problem(f"no workload is called {name!r}; there are {known}, and traces by path: .csv, .jsonl, .json")
+        raise Problem(f"no workload is called {name!r}; there are {known}, and traces by path: {', '.join(SUFFIXES)}")
     return _trace(path)
 
 

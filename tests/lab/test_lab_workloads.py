@@ -11,12 +11,13 @@ from statistics import fmean, median, pstdev, quantiles
 import pytest
 
 from epp.lab.pools import ENGINES
-from epp.lab.prompts import BlockHashes, Segment, tokens_of
+from epp.lab.prompts import BlockHashes, Segment, text_of, tokens_of
 from epp.lab.workloads.catalogue import GROUPS, HELD_OUT, WORKLOADS, by_name
 from epp.lab.workloads.doubts import doubts
 from epp.lab.workloads.traces import Trace, TraceRow, read_trace
 from epp.lab.workloads.workload import Clients, Targets, schedule
 from epp.problem import Problem
+from epp.sim.text import BYTES_PER_TOKEN
 
 
 def take(name: str, requests: int = 3000, rate_rps: float = 4.0, seed: int = 1):
@@ -291,6 +292,117 @@ def test_what_is_no_trace_is_refused(tmp_path, name: str, text: str) -> None:
     path.write_text(text)
     with pytest.raises(Problem, match=name):
         read_trace(path)
+
+
+def mooncake_line(**fields: object) -> str:
+    return json.dumps({"timestamp": 1, "input_length": 1536, "output_length": 5} | fields) + "\n"
+
+
+@pytest.mark.parametrize(
+    "hashes",
+    [[-1, -2, -3], [2**63, 2**63 + 1, 0], [2**64 - 1, -1, 1], [2**64, 2**64 + 1, 2**200], [1e300, 1.0, 2**63 - 1]],
+)
+def test_hashes_may_be_any_integers_and_equal_ones_are_equal_text(tmp_path, hashes: list[int]) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(mooncake_line(hash_ids=hashes) + mooncake_line(hash_ids=[*hashes[:2], 7]))
+    first, second = (row.prompt for row in read_trace(path).rows)
+    assert first[:2] == second[:2]
+    assert len({*first, *second}) == 4
+    text = text_of(first)
+    assert len(text) == 1536 * BYTES_PER_TOKEN
+    assert len({text[i : i + 16] for i in range(0, len(text), 512 * BYTES_PER_TOKEN)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("hash_ids", [1.2, 1.7], "hash_ids 1.2 is in its list, and is not an integer"),
+        ("hash_ids", ["a"], 'hash_ids "a" is in its list'),
+        ("hash_ids", [None], "hash_ids null is in its list"),
+        ("hash_ids", [[1]], "hash_ids [1] is in its list"),
+        ("hash_ids", [True], "hash_ids true is in its list"),
+        ("hash_ids", "123", 'hash_ids "123" is not a list of integers'),
+        ("hash_ids", None, "hash_ids null is not a list of integers"),
+        ("status", "ok", 'status "ok" is not a finite number'),
+        ("status", [200], "status [200] is not a number"),
+        ("timestamp", None, "timestamp null is not a number"),
+        ("timestamp", True, "timestamp true is not a number"),
+        ("timestamp", 1e300, "timestamp 1e+300 is no time"),
+        ("input_length", 1.5, "input_length 1.5 is not a whole number"),
+        ("input_length", {}, "input_length {} is not a number"),
+        ("output_length", False, "output_length false is not a number"),
+        ("output_length", -1, "output_length -1 is out of bounds: 0 to 10000000 tokens make sense"),
+        ("block_tokens", 0, "block_tokens 0 is out of bounds: 1 to"),
+        ("max_output_tokens", -1, "max_output_tokens -1 is out of bounds: 0 or more tokens make sense"),
+        ("ttft_target_ms", "soon", 'ttft_target_ms "soon" is not a finite number'),
+        ("tpot_target_ms", 0, "tpot_target_ms 0 ms is no target"),
+    ],
+)
+def test_a_field_that_cannot_be_read_is_named_with_its_line(tmp_path, field: str, value: object, says: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(mooncake_line() + mooncake_line(**{field: value}))
+    with pytest.raises(Problem) as refused:
+        read_trace(path)
+    assert f"{path}:2: cannot be read as a trace: {says}" in str(refused.value)
+
+
+def test_text_that_says_a_number_is_one_and_what_is_null_is_absent(tmp_path) -> None:
+    path = tmp_path / "t.jsonl"
+    nulls = dict.fromkeys(("status", "block_tokens", "max_output_tokens", "ttft_target_ms", "tpot_target_ms"))
+    path.write_text(
+        mooncake_line(status="200", input_length="1024.0") + mooncake_line(status="500") + mooncake_line(**nulls)
+    )
+    assert [tokens_of(row.prompt) for row in read_trace(path).rows] == [1024, 1536]
+
+
+@pytest.mark.parametrize(
+    ("decision", "says"),
+    [
+        ({"age_s": "old", "request": {"body_bytes": 1}}, 'age_s "old" is not a finite number'),
+        ({"age_s": 1, "request": {"body_bytes": [1]}}, "body_bytes [1] is not a number"),
+        ({"age_s": 1, "request": {"body_bytes": -1}}, "body_bytes -1 is out of bounds"),
+        ({"age_s": 1, "request": 3}, "request 3 is not an object"),
+        ({"age_s": 1}, "no 'request'"),
+        (3, "no list of decisions"),
+    ],
+)
+def test_a_decision_that_cannot_be_read_names_its_field(tmp_path, decision: object, says: str) -> None:
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps({"decisions": [decision]}))
+    with pytest.raises(Problem) as refused:
+        read_trace(path)
+    assert f"{path}: cannot be read as a trace: {says}" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+@pytest.mark.parametrize(
+    ("more", "line", "byte"), [(b"\xff\xfe{\x00", 1, "0xff"), (b"\n" * 5000 + b"\x80", 5001, "0x80")]
+)
+def test_what_is_no_text_is_told_of_with_its_line(tmp_path, name: str, more: bytes, line: int, byte: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(more)
+    with pytest.raises(Problem) as refused:
+        read_trace(path)
+    assert f"{path}:{line}: cannot be read as a trace: byte {byte} is not UTF-8" in str(refused.value)
+
+
+def test_offsets_of_a_csv_s_times_are_applied(tmp_path) -> None:
+    path = tmp_path / "t.csv"
+    whens = (
+        *("2023-11-16 18:15:00.120+01:00", "2023-11-16 17:15:01.1200000", "2023-11-16T17:15:02.120Z"),
+        *("2023-11-16 17:15:03.120 UTC", "2023-11-16 12:15:04.1200000-05:00"),
+    )
+    path.write_text(_HEAD + "".join(f"{when},1,1\n" for when in whens))
+    assert [row.at_s for row in read_trace(path).rows] == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0])
+    path.write_text(_HEAD + "noon,1,1\n")
+    with pytest.raises(Problem, match=r't\.csv:2: .*TIMESTAMP "noon" is not a date and time'):
+        read_trace(path)
+
+
+def test_a_trace_that_was_rotated_is_read_by_what_it_was_called(tmp_path) -> None:
+    path = tmp_path / "t.csv.1"
+    path.write_text(_HEAD + "2023-11-16 18:15:00,7,1\n")
+    assert [tokens_of(row.prompt) for row in read_trace(path).rows] == [7]
 
 
 def test_a_trace_says_at_which_rate_it_was_recorded(tmp_path) -> None:

@@ -5,7 +5,6 @@ A trace's times are scaled as a whole to the rate that is asked for. It has no s
 """
 
 import csv
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ import orjson
 
 from epp.lab.experiment import LabRequest
 from epp.lab.prompts import Prompt, Segment
+from epp.lab.workloads import fields
+from epp.lab.workloads.fields import MOST_TOKENS
 from epp.lab.workloads.workload import Targets
 from epp.problem import Problem
 from epp.sim.text import BYTES_PER_TOKEN
@@ -28,8 +29,8 @@ from epp.sim.workload import AZURE_CONV
 MOONCAKE_BLOCK_TOKENS = 512
 DEFAULT_TARGETS = Targets(2_000.0, 50.0)
 DEFAULT_RUN_S = 120.0
-MOST_TOKENS = 10_000_000
-"""Of a prompt or an answer: beyond any context. Prompts become real bytes, so a slip could take all memory."""
+SUFFIXES = (".csv", ".jsonl", ".json")
+_LEAST_SPAN_S = 1e-9  # shorter: one moment, for every clock that there is
 
 
 class TraceRow(NamedTuple):
@@ -62,19 +63,25 @@ class Trace:
         if not self.rows:
             return
         lasts_s = self.rows[-1].at_s
-        if lasts_s <= 0.0:
+        if lasts_s < _LEAST_SPAN_S:
             raise Problem(f"{self.about}, all at one time, so there is no rate to scale")
         scale = len(self.rows) / lasts_s / rate_rps
         for row in self.rows:
             yield LabRequest(row.at_s * scale, row.prompt, row.output_tokens, max_output_tokens=row.max_output_tokens)
 
 
+def suffix_of(path: Path) -> str:
+    """By which a trace's form is told: that of the name, but for the number that rotated files end with."""
+    return Path(path.stem).suffix if path.suffix[1:].isdecimal() else path.suffix
+
+
 def read_trace(path: Path, most: int | None = None) -> Trace:
     """The trace in a file, at most its first `most` requests, in order of time. Raises `Problem`."""
-    reader = {".csv": _azure, ".json": _decisions}.get(path.suffix, _json_lines)
+    reader = {".csv": _azure, ".json": _decisions}.get(suffix_of(path), _json_lines)
     place = _Place()
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
+        # Spreadsheets write a byte order mark. What is no text is told of by `place`, which knows the line.
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             rows = list(islice(reader(place.lines_of(file)), most))
     except OSError as error:
         raise Problem(f"{path}: cannot be read: {error.strerror}") from error
@@ -99,7 +106,9 @@ def read_trace(path: Path, most: int | None = None) -> Trace:
 
 def _as_recorded(requests: int, lasts_s: float) -> str:
     count = f"{requests:,} request{'s' if requests > 1 else ''}"
-    return count + (f" in {lasts_s:,.4g} s, {requests / lasts_s:.3g} rps as recorded" if lasts_s > 0.0 else "")
+    return count + (
+        f" in {lasts_s:,.4g} s, {requests / lasts_s:.3g} rps as recorded" if lasts_s >= _LEAST_SPAN_S else ""
+    )
 
 
 def _middle(targets_ms: Iterable[float | None], otherwise_ms: float) -> float:
@@ -114,33 +123,32 @@ class _Place:
     line = 0
 
     def lines_of(self, file: Iterable[str]) -> Iterator[str]:
+        """Raises ValueError where a line is no text."""
         for self.line, text in enumerate(file, 1):
+            try:
+                text.isascii() or text.encode()
+            except UnicodeEncodeError as error:  # a byte that could not be decoded
+                byte = ord(text[error.start]) & 0xFF
+                raise ValueError(f"byte 0x{byte:02x} is not UTF-8; write the file as UTF-8 text") from None
             yield text
-
-
-def _tokens(value: Any) -> int:
-    """A length; 0 counts as 1. Raises ValueError."""
-    tokens = int(value)
-    if not 0 <= tokens <= MOST_TOKENS:
-        raise ValueError(f"{tokens} tokens, where 0 to {MOST_TOKENS} make sense")
-    return max(1, tokens)
-
-
-def _seconds(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError(f"{value} is no time")
-    return value
 
 
 def _azure(lines: Iterable[str]) -> Iterator[TraceRow]:
     """Nothing is known to be shared."""
     for number, line in enumerate(csv.DictReader(lines)):
-        # Seven digits of a second's fraction are one more than Python reads.
-        when, context, generated = line["TIMESTAMP"], line["ContextTokens"], line["GeneratedTokens"]
-        if when is None or context is None or generated is None:
+        if None in (line["TIMESTAMP"], line["ContextTokens"], line["GeneratedTokens"]):
             raise ValueError("the line ends early")
-        at_s = datetime.fromisoformat(when[:26]).replace(tzinfo=UTC).timestamp()
-        yield TraceRow(at_s, (Segment(number, _tokens(context)),), _tokens(generated))
+        prompt = (Segment(number, fields.tokens(line, "ContextTokens")),)
+        yield TraceRow(_unix_s(line, "TIMESTAMP"), prompt, fields.tokens(line, "GeneratedTokens"))
+
+
+def _unix_s(line: Mapping[str, str], name: str) -> float:
+    """Of a date and time, which is UTC where no offset from it is said. Raises ValueError."""
+    try:
+        when = datetime.fromisoformat(line[name].strip().removesuffix(" UTC"))
+        return (when if when.tzinfo is not None else when.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise fields.wrong(name, line[name], "is not a date and time") from None
 
 
 def _json_lines(lines: Iterable[str]) -> Iterator[TraceRow]:
@@ -150,8 +158,10 @@ def _json_lines(lines: Iterable[str]) -> Iterator[TraceRow]:
             row = orjson.loads(line)
             if not isinstance(row, dict):
                 raise ValueError("a line is no JSON object")
-            if (row.get("status") or 200) < 400:  # a request that was answered with an error was no work
-                yield _mooncake(row, numbers, rng)
+            stated = {name: value for name, value in row.items() if value is not None or name in _NEVER_NULL}
+            # A request that was answered with an error was no work.
+            if "status" not in stated or fields.number(stated, "status") < 400:
+                yield _mooncake(stated, line, numbers, rng)
 
 
 def _decisions(lines: Iterable[str]) -> Iterator[TraceRow]:
@@ -161,47 +171,50 @@ def _decisions(lines: Iterable[str]) -> Iterator[TraceRow]:
     was: lengths of the conversation workload stand in, drawn the same every time.
     """
     rng = random.Random(1)
-    decisions = orjson.loads("".join(lines))["decisions"]
+    state = orjson.loads("".join(lines))
+    decisions = state["decisions"] if isinstance(state, dict) else None
+    if not isinstance(decisions, list) or not all(isinstance(decision, dict) for decision in decisions):
+        raise ValueError("no list of decisions in it")
     routed = [d for d in decisions if d["age_s"] is not None and d["request"] is not None and "denied" not in d]
-    for number, decision in enumerate(sorted(routed, key=lambda d: -d["age_s"])):
-        tokens = _tokens(int(decision["request"]["body_bytes"]) // BYTES_PER_TOKEN)
-        yield TraceRow(_seconds(-float(decision["age_s"])), (Segment(number, tokens),), AZURE_CONV.output.draw(rng))
+    aged = sorted(((fields.seconds(d, "age_s", 1.0), d["request"]) for d in routed), key=lambda pair: -pair[0])
+    for number, (age_s, request) in enumerate(aged):
+        if not isinstance(request, dict):
+            raise fields.wrong("request", request, "is not an object")
+        size_bytes = fields.whole(request, "body_bytes", least=0, most=MOST_TOKENS * BYTES_PER_TOKEN, unit=" bytes")
+        yield TraceRow(-age_s, (Segment(number, max(1, size_bytes // BYTES_PER_TOKEN)),), AZURE_CONV.output.draw(rng))
 
 
-def _mooncake(row: dict[str, Any], numbers: Iterator[int], rng: random.Random) -> TraceRow:
+_NEVER_NULL = ("timestamp", "input_length", "output_length", "hash_ids")  # others are as good as absent then
+
+
+def _mooncake(row: dict[str, Any], line: str, numbers: Iterator[int], rng: random.Random) -> TraceRow:
     """`hash_ids` name blocks of 512 tokens, or of `block_tokens`; the rest after the last full one is its own.
 
     An answer of unknown length (null) is as long as one of the conversation workload, drawn the same every time, and
     not longer than its client wanted.
     """
-    tokens, block_tokens = _tokens(row["input_length"]), _tokens(row.get("block_tokens", MOONCAKE_BLOCK_TOKENS))
-    full = row.get("hash_ids", ())[: tokens // block_tokens]
+    tokens, block_tokens = fields.tokens(row, "input_length"), MOONCAKE_BLOCK_TOKENS
+    if "block_tokens" in row:
+        block_tokens = fields.whole(row, "block_tokens", least=1, most=MOST_TOKENS, unit=" tokens")
+    full = fields.block_numbers(row, "hash_ids", line)[: tokens // block_tokens]
     rest = tokens - len(full) * block_tokens
-    prompt = tuple(Segment(2 * int(block) + 1, block_tokens) for block in full)
+    prompt = tuple(Segment(2 * block + 1, block_tokens) for block in full)
     own = (Segment(2 * next(numbers), rest),) if rest else ()
-    output_length, limit = row["output_length"], row.get("max_output_tokens")
-    if output_length is not None:
-        output_tokens = _tokens(output_length)
+    limit = None
+    if "max_output_tokens" in row:
+        limit = max(1, min(fields.whole(row, "max_output_tokens", least=0, most=None, unit=" tokens"), MOST_TOKENS))
+    if row["output_length"] is not None:
+        output_tokens = fields.tokens(row, "output_length")
     else:
-        output_tokens = min(AZURE_CONV.output.draw(rng), MOST_TOKENS if limit is None else _tokens(limit))
+        output_tokens = min(AZURE_CONV.output.draw(rng), MOST_TOKENS if limit is None else limit)
     return TraceRow(
-        _seconds(float(row["timestamp"]) / 1e3),
+        fields.seconds(row, "timestamp", 1e3),
         prompt + own,
         output_tokens,
-        None if limit is None else max(min(int(limit), MOST_TOKENS), output_tokens),
-        _target(row.get("ttft_target_ms")),
-        _target(row.get("tpot_target_ms")),
+        None if limit is None else max(limit, output_tokens),
+        fields.target_ms(row, "ttft_target_ms"),
+        fields.target_ms(row, "tpot_target_ms"),
     )
-
-
-def _target(value: Any) -> float | None:
-    """Raises ValueError."""
-    if value is None:
-        return None
-    target_ms = _seconds(float(value))
-    if target_ms <= 0.0:
-        raise ValueError(f"{value} ms is no target")
-    return target_ms
 
 
 _FORMS: Mapping[Callable[[Iterable[str]], Iterator[TraceRow]], str] = MappingProxyType(
