@@ -73,6 +73,7 @@ _TPOT_MS = (7.2, 0.1, 0.00005, 1.0)  # constant, per request there, per token of
 _MOST_STALL = 2.0  # ms by which others are later per ms of prefill: it is 1, but what a prefill takes is learned, too
 _OUTPUT_SAMPLES = 500  # so many the mean length of answers remembers
 _FEW_REQUESTS = 4
+_ALIKE_RATIO = 0.95  # idle servers whose costs differ by less are taken to be alike
 _MOST_PREFILL_RATIO = 0.9
 _OTHERS_RATIO, _OTHERS_REQUESTS = 1.25, 8.0  # pages are old: so far above our own count they say nothing of others
 
@@ -252,7 +253,7 @@ class LatencyCostScorer(RequestProcessor, Scorer, PreRequest, ResponseHeadersHoo
             tpot_ms = (step_ms + more_step_ms) / (1.0 - prefill_ratio)
             cost = wait_ms * priced.requests * tpot_ms
             cycle.explain(self.name, candidates, factors(priced.uncached_tokens, own_ms, wait_ms, there, tpot_ms, cost))
-            return _scored(cost)
+            return _scored(cost, there)
         lasting = self._lasting.on_average
         step_ms = base + per_request * lasting(there) + per_context * lasting(priced.context_tokens)
         met = _Met(overhead, per_token, backlog_ms, wait_ms, step_ms, more_step_ms, prefill_ratio)
@@ -280,7 +281,7 @@ class LatencyCostScorer(RequestProcessor, Scorer, PreRequest, ResponseHeadersHoo
         cost = price * outlook.at_stake**self._exponent
         explained = factors(priced.uncached_tokens, own_ms, met.wait_ms, there, tpot_ms, cost)
         cycle.explain(self.name, candidates, explained | at_stake(slo, prospect, company, outlook))
-        return _scored(cost)
+        return _scored(cost, there)
 
     def _has_come(
         self, rows: IntArray | slice, candidates: Candidates, before: Sequence[_Priced], now_s: float
@@ -438,8 +439,13 @@ def _prompt_tokens(cycle: Cycle) -> float:
     return 0.0 if prompt is None else float(prompt.tokens)
 
 
-def _scored(cost: FloatArray) -> FloatArray:
-    scores: FloatArray = cost.min() / cost
+def _scored(cost: FloatArray, there: FloatArray) -> FloatArray:
+    """Of idle servers that differ by no more than chance, none is better: otherwise one that looks a hair slower would
+    have no requests at all where load is light."""
+    best = int(cost.argmin())
+    scores: FloatArray = cost[best] / cost
+    if there[best] == 0:
+        scores[(there == 0) & (scores > _ALIKE_RATIO)] = 1.0
     return scores
 
 

@@ -66,3 +66,19 @@ def test_what_is_no_measurement_teaches_nothing(actual_ms):
     laws = EndpointLaws((28.0, 0.0185))
     laws.observe("a", (1.0, 100.0), actual_ms)
     assert np.array_equal(laws.of(("a",))[:, 0], [28.0, 0.0185])
+
+
+def test_who_looked_slow_and_has_had_nothing_since_is_taken_to_be_like_the_pool_again():
+    """Where load is light it would have no requests for good, and no chance to show that it no longer is."""
+    laws, ids = taught(samples=60, a=FAST, b=FAST, slow=SLOW), ("a", "b", "slow")
+    at_first = laws.of(ids)[1].copy()
+    assert at_first[2] > 2 * at_first[0]
+    for _ in range(30):
+        laws.observe("a", (1.0, 1000.0), FAST[0] + FAST[1] * 1000.0)
+    assert laws.of(ids)[1][2] == pytest.approx(at_first[2], rel=0.02), "a pause is nothing"
+    for _ in range(3000):
+        laws.observe("a", (1.0, 1000.0), FAST[0] + FAST[1] * 1000.0)
+    assert laws.of(ids)[:, 2] == pytest.approx(laws.of(("never heard of",))[:, 0], rel=0.01)
+    for _ in range(20):
+        laws.observe("slow", (1.0, 1000.0), SLOW[0] + SLOW[1] * 1000.0)
+    assert laws.of(ids)[:, 2] @ (1.0, 1000.0) > 1.7 * (FAST[0] + FAST[1] * 1000.0), "it still is"

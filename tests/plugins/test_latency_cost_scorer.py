@@ -102,6 +102,19 @@ def test_one_long_prompt_is_a_longer_queue_than_many_short_ones():
     assert score[1] == 1 > 2 * score[0]
 
 
+def test_idle_servers_that_differ_by_chance_share_the_requests():
+    """Of three alike one was measured a hair slower; it is as good as they while all are idle."""
+    scorer = make("latency-cost-scorer")
+    for _ in range(60):
+        serve(scorer, 0, ttft_ms=46.5, tpot_ms=8)
+        serve(scorer, 1, ttft_ms=47.0, tpot_ms=8.05)
+    for headers in ({}, TARGETS):
+        assert scored(later(a_request(headers=headers)), scorer) == [1, 1]
+        assert scored(later(a_request(headers=headers, requests=(1, 0))), scorer)[0] < 1
+        warm = scored(later(a_request(headers=headers, uncached=(100, 1000))), scorer)
+        assert warm[0] == 1 > warm[1], "a cached prefix is no chance"
+
+
 def test_others_who_send_there_count_when_they_are_many():
     busy = pool(signals(waiting_requests=40, running_requests=60), signals(waiting_requests=0, running_requests=1))
     assert scored(a_request(), candidates=busy)[0] < 0.1
