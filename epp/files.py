@@ -8,6 +8,7 @@ Some files are renamed into their place, so that nobody reads half of one. Whate
 was a device; and it is the folder that must let itself be written.
 """
 
+import errno
 import os
 import secrets
 import stat
@@ -23,6 +24,9 @@ READABLE: Final = 0o644
 """The mode of a file that other users may read, as far as the umask lets them."""
 
 PRIVATE: Final = 0o600
+
+_MADE = 0o666  # as any file that is made: the umask says what is left of it
+_DRAFT_CHARACTERS = 50  # of a name, at most four bytes each: a longer name than the file's may be too long
 
 Named = tuple[str, str | Path | None]
 """What the user calls a file by, as a rule a flag, and its path; `None`: there is none."""
@@ -131,22 +135,60 @@ def _identity(status: os.stat_result) -> _File:
 
 
 def write(path: Path, content: bytes) -> None:
+    """The file is replaced whole, or is what it was; it keeps its owner and mode, and a link leads to it as before.
+    Devices and pipes are written to, and so is a file that cannot be replaced where it is. Raises `Problem`."""
     try:
-        path.write_bytes(content)
+        old, place = _old(path), Path(os.path.realpath(path))
+        if not _may_be_replaced(place, old) or not _replaced(place, content, old):
+            path.write_bytes(content)
     except OSError as error:
         raise Problem(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def write_atomically(path: Path, content: bytes, mode: int) -> None:
+def _may_be_replaced(place: Path, old: os.stat_result | None) -> bool:
+    """What may not be written to may not be replaced either."""
+    if old is not None:
+        found = _old(place)  # behind a link in /dev/fd there may be a name, but no file
+        if found is None or not os.path.samestat(found, old) or not stat.S_ISREG(old.st_mode):
+            return False
+        if not os.access(place, os.W_OK):
+            return False
+    return os.access(place.parent, os.W_OK | os.X_OK)
+
+
+def _old(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _replaced(place: Path, content: bytes, old: os.stat_result | None) -> bool:
+    """False where a file may be written to but not renamed over, as one that a container mounts alone."""
+    try:
+        write_atomically(place, content, _MADE, old)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
+
+
+def write_atomically(path: Path, content: bytes, mode: int, like: os.stat_result | None = None) -> None:
     """Replace the file at `path`, or leave the old one as it was. Raises OSError.
 
     Args:
         mode: of the new file, whatever that of the old one was: `READABLE` or `PRIVATE`.
+        like: whose owner, as far as that may be, and mode it has instead.
     """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    draft = path.with_name(f".{path.name[:_DRAFT_CHARACTERS]}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as file:
+            if like is not None:
+                with suppress(OSError):
+                    os.fchown(descriptor, like.st_uid, like.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from epp.cli.flags import Parser
-from epp.files import PRIVATE, require_replaceable, write_atomically
+from epp.files import PRIVATE, require_replaceable, write, write_atomically
 from epp.problem import Problem
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def _export(arguments: argparse.Namespace) -> int:
     files = unpack(_read(arguments.file)[0])
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
     except OSError as error:
         raise Problem(f"{folder}: cannot be written: {error.strerror}") from error
+    for name, content in files.items():
+        write(folder / name, content)
     print(f"{folder}: {', '.join(sorted(files))}")
     return 0
 

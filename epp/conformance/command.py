@@ -14,6 +14,7 @@ from epp.conformance.connection import Connection, Target
 from epp.conformance.recording import Recorder
 from epp.conformance.replay import replay
 from epp.conformance.suite import Result
+from epp.files import write
 from epp.problem import Problem
 
 
@@ -47,10 +48,7 @@ def conformance(options: Options) -> int:
         results = asyncio.run(_run(options, checks, recorder))
     print(report.table(results))
     if options.json_file is not None:
-        try:
-            options.json_file.write_text(report.as_json(str(options.target), results), encoding="utf-8")
-        except OSError as error:
-            raise Problem(f"{options.json_file}: cannot be written: {error.strerror}") from error
+        write(options.json_file, report.as_json(str(options.target), results).encode())
     return 1 if any(result.fatal for result in results) else 0
 
 

@@ -11,6 +11,7 @@ was measured: relative errors count. Constants below 0 are no constants, so they
 """
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from epp.files import write
 from epp.problem import Problem
 from epp.sim.timing import Hardware
 
@@ -105,13 +107,11 @@ def read_measurements(path: Path) -> list[Measurement]:
 
 def write_measurements(path: Path, measurements: Iterable[Measurement]) -> None:
     """As `read_measurements` reads them. Raises `Problem`."""
-    try:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Measurement)])
-            writer.writeheader()
-            writer.writerows(asdict(m) for m in measurements)
-    except OSError as error:
-        raise Problem(f"{path}: cannot be written: {error.strerror}") from error
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Measurement)])
+    writer.writeheader()
+    writer.writerows(asdict(m) for m in measurements)
+    write(path, text.getvalue().encode())
 
 
 def _positive(line: Mapping[str, str], name: str) -> float:
