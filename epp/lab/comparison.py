@@ -77,7 +77,7 @@ def specs_of(
 def knees_of(pairs: Sequence[tuple[str, str]], jobs: int) -> dict[tuple[str, str], float]:
     """The knee of each workload and pool. Raises `Problem`."""
     pairs = list(dict.fromkeys(pairs))
-    with ProgressBar(len(pairs), "knees") as progress:
+    with ProgressBar(len(pairs), "knees found") as progress:
         return dict(zip(pairs, map_in_order(_knee, pairs, jobs, progress), strict=True))
 
 

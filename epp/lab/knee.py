@@ -4,13 +4,17 @@ All engines are kept busy by more requests than they can do, and what comes out 
 stand. Each request is sent where the work that is left is least, its own included, by the true cost of it and the true
 state of the caches. So this belongs to pool and workload, whatever a policy makes of them, and it is what a load of 1.0
 means. It is no bound: a policy that keeps prefixes together better, or leaves long requests waiting, answers more.
+
+Every arrival looks into every engine, so the time that takes grows by the square of the pool. Of a large pool it is the
+knee of a smaller one of the same mix, times how much more the large one can do by the step law.
 """
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
-from statistics import fmean
+from statistics import fmean, median
 
 from epp.lab.experiment import LabRequest, LabServer
 from epp.lab.prompts import BlockHashes, tokens_of
@@ -24,11 +28,44 @@ _OVERLOAD = 1.5
 _SATURATED = 0.85  # of what arrived: fewer came out, so it was too much
 _BATCH = 64  # for the first guess
 _SAMPLE = 400
+_WITHOUT = "--rate of `epp lab run` and `epp lab faults` does without it"
+MOST_SERVERS = 16
+"""Of a pool that is tried as it is."""
 
 
 def knee_rps(workload: Workload, servers: Sequence[LabServer]) -> float:
     """Requests per second, the same every time. A trace that is too short to saturate the pool gives a lower figure."""
-    rate_rps = _OVERLOAD * _guess_rps(workload, servers)
+    tried = _scaled_down(servers)
+    guess_rps = _guess_rps(workload, tried)
+    scale = 1.0 if len(tried) == len(servers) else _guess_rps(workload, servers) / guess_rps
+    return scale * _knee_rps(workload, tried, _OVERLOAD * guess_rps)
+
+
+def why_none(workload: Workload, servers: Sequence[LabServer]) -> str:
+    """Of a pool that finished nothing: why, and what then."""
+    sample = list(islice(workload.requests(1.0, random.Random(_SEED)), _SAMPLE))
+    shortest = min(tokens_of(r.prompt) + r.output_tokens for r in sample)
+    longest = max(server.engine.longest_tokens for server in servers)
+    if shortest > longest:
+        return (
+            f"no request fits: the shortest of its first {len(sample)} is of {shortest:,} tokens with its answer, "
+            f"and a server takes {longest:,} at most (its KV cache, or context); name a --pool that takes more"
+        )
+    takes_s = min(median(_idle_ms(server, r) for r in sample) / 1e3 for server in servers)
+    if takes_s > workload.run_s / 2:
+        return (
+            f"too slow: half of the requests take {takes_s:.3g} s or more on an idle server, and a run lasts "
+            f"{workload.run_s:g} s; {_WITHOUT}"
+        )
+    return f"too short to find it; {_WITHOUT}"
+
+
+def _idle_ms(server: LabServer, request: LabRequest) -> float:
+    law, tokens = server.engine.hardware, tokens_of(request.prompt)
+    return law.prefill_ms(tokens, tokens) + request.output_tokens * law.step_ms(0, 1, 0.0, tokens)
+
+
+def _knee_rps(workload: Workload, servers: Sequence[LabServer], rate_rps: float) -> float:
     for _ in range(8):
         duration_s = run_s_at(workload, rate_rps)
         done_rps = _throughput_rps(workload, servers, rate_rps, duration_s)
@@ -38,16 +75,32 @@ def knee_rps(workload: Workload, servers: Sequence[LabServer]) -> float:
     return done_rps
 
 
+def _scaled_down(servers: Sequence[LabServer]) -> Sequence[LabServer]:
+    """`MOST_SERVERS` of them at most, as many of each kind as its share comes nearest to, in their order."""
+    if len(servers) <= MOST_SERVERS:
+        return servers
+    exact = {engine: MOST_SERVERS * n / len(servers) for engine, n in Counter(s.engine for s in servers).items()}
+    wanted = {engine: int(share) for engine, share in exact.items()}
+    by_rest = sorted(exact, key=lambda engine: wanted[engine] - exact[engine])
+    for engine in by_rest[: MOST_SERVERS - sum(wanted.values())]:
+        wanted[engine] += 1
+    found, left = [], Counter(wanted)
+    for server in servers:
+        if left[server.engine] > 0:
+            left[server.engine] -= 1
+            found.append(server)
+    return found
+
+
 def _guess_rps(workload: Workload, servers: Sequence[LabServer]) -> float:
     """By the step law, as if nothing were cached."""
     sample = list(islice(workload.requests(1.0, random.Random(_SEED)), _SAMPLE))
-    return sum(
-        1e3
-        / fmean(
-            work_ms(server.engine.hardware, tokens_of(r.prompt), tokens_of(r.prompt), r.output_tokens) for r in sample
-        )
-        for server in servers
-    )
+    of_law = {law: _alone_rps(law, sample) for law in {server.engine.hardware for server in servers}}
+    return sum(of_law[server.engine.hardware] for server in servers)
+
+
+def _alone_rps(law: Hardware, sample: Sequence[LabRequest]) -> float:
+    return 1e3 / fmean(work_ms(law, tokens_of(r.prompt), tokens_of(r.prompt), r.output_tokens) for r in sample)
 
 
 class _Busy:

@@ -9,7 +9,7 @@ from epp.config.errors import ConfigError
 from epp.lab import oracle
 from epp.lab.experiment import Experiment, LabRequest, ServicesOf, only_what_a_picker_has
 from epp.lab.fault_spec import parse_faults
-from epp.lab.knee import knee_rps
+from epp.lab.knee import knee_rps, why_none
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.policies.policy import Policy
 from epp.lab.pools import parse_pool
@@ -70,12 +70,10 @@ def _trace(path: Path) -> Workload:
 
 def knee_of(workload: str, pool: str) -> float:
     """See `epp.lab.knee`. Raises `Problem`."""
-    knee = knee_rps(workload_of(workload), parse_pool(pool))
+    servers = parse_pool(pool)
+    knee = knee_rps(workload_of(workload), servers)
     if knee <= 0.0:
-        raise Problem(
-            f"{workload}: too short to find the knee of {pool}; --rate of `epp lab run` and `epp lab faults` does "
-            "without it"
-        )
+        raise Problem(f"{workload}: no knee on {pool}: {why_none(workload_of(workload), servers)}")
     return knee
 
 
@@ -111,7 +109,7 @@ def _experiment(spec: RunSpec, targets: Targets, policy: Policy, services_of: Se
     if spec.rate_rps * spec.duration_s > MOST_REQUESTS:
         raise Problem(
             f"{spec.workload}: {spec.rate_rps:g} rps for {spec.duration_s:g} s are more than {MOST_REQUESTS:,} "
-            "requests; lower --load (1.0 is all that the pool can do), --rate or --duration"
+            "requests; let the load (1.0 is all that the pool can do) or the rate be lower, or runs be shorter"
         )
     most = workload.most_requests
     if most is not None and most < round(spec.rate_rps * spec.duration_s):

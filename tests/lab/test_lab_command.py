@@ -15,7 +15,7 @@ from epp.lab.fault_spec import parse_faults
 from epp.lab.html_report import Origin, html_page
 from epp.lab.knee import knee_rps
 from epp.lab.policies.catalogue import POLICIES
-from epp.lab.pools import BLOCK_TOKENS, ENGINES, parse_pool
+from epp.lab.pools import BLOCK_TOKENS, ENGINES, parse_pool, shape_text
 from epp.lab.runs import policy_of, run_spec
 from epp.lab.spec import RunSpec
 from epp.lab.sweep import GRID, MOST_STEPS, highest_load
@@ -229,7 +229,10 @@ def test_faults_are_run_at_a_rate_too(tmp_path, capsys) -> None:
     trace.write_text("".join(row % (100 * i) for i in range(8)))
     flags = ["lab", "faults", "--trace", str(trace), "--pool", "h100x2", "--policies", "random", "--jobs", "1"]
     assert main(flags) == 2
-    assert "--rate of `epp lab run` and `epp lab faults` does without it" in capsys.readouterr().err
+    said = (
+        f"{trace}: no knee on h100: too short to find it; --rate of `epp lab run` and `epp lab faults` does without it"
+    )
+    assert said in capsys.readouterr().err
     assert main([*flags, "--rate", "2", "--json", str(out)]) == 0
     assert " at 2 rps, 4 s;" in capsys.readouterr().out
     assert {run["spec"]["rate_rps"] for run in json.loads(out.read_bytes())} == {2.0}
@@ -339,7 +342,10 @@ def test_a_trace_too_short_for_a_knee_asks_for_a_rate(tmp_path, capsys) -> None:
     trace.write_text("".join(row % (100 * i) for i in range(8)))
     flags = ["lab", "run", "--trace", str(trace), "--pool", "h100", "--policies", "random", "--jobs", "1"]
     assert main(flags) == 2
-    assert "--rate of `epp lab run` and `epp lab faults` does without it" in capsys.readouterr().err
+    said = (
+        f"{trace}: no knee on h100: too short to find it; --rate of `epp lab run` and `epp lab faults` does without it"
+    )
+    assert said in capsys.readouterr().err
     assert main([*flags, "--rate", "2"]) == 0
     assert " at 2 rps, 4 s;" in capsys.readouterr().out  # eight requests, and not the two minutes of a long trace
     assert main([*flags, "--rate", "2", "--duration", "1m"]) == 2
@@ -455,6 +461,35 @@ def test_a_knee_is_of_pool_and_workload() -> None:
     old = knee_rps(workload, parse_pool("a100"))
     assert 0.3 * one < old < 0.7 * one
     assert one == knee_rps(workload, parse_pool("h100"))
+
+
+def test_a_large_pool_s_knee_is_that_of_a_smaller_one_of_the_same_mix() -> None:
+    """Of 16 servers at most: that of 500 took an hour."""
+    workload = WORKLOADS["azure-conv"]
+
+    def knee_of(pool: str) -> float:
+        return knee_rps(workload, parse_pool(pool))
+
+    alike, mixed = knee_of("h100x16"), knee_of("h100x8+a100x8")
+    assert knee_of("h100x4000") == pytest.approx(250 * alike)
+    assert knee_of("h100x40+a100x40") == pytest.approx(5 * mixed)
+    assert knee_of("h100x9+a100x8") == pytest.approx(mixed + alike / 16, rel=0.03)
+    assert knee_of("h100x1600+a100") == pytest.approx(100 * alike, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"kv_tokens": 64}, "no request fits: the shortest of its first 400 is of "),
+        ({"base_ms": 1e4}, "too slow: half of the requests take "),
+    ],
+)
+def test_why_a_pool_has_no_knee_is_said(tmp_path, change: dict[str, float], says: str, capsys) -> None:
+    shape = tmp_path / "mine.json"
+    usual = json.loads(shape_text(ENGINES["8b-h100"].hardware, 20.0, ENGINES["8b-h100"]))
+    shape.write_text(json.dumps(usual | change))
+    assert main(["lab", "run", "--pool", str(shape), "--policies", "random", "--jobs", "1"]) == 2
+    assert f"azure-conv: no knee on {shape}: {says}" in capsys.readouterr().err
 
 
 def test_regret_and_spread_are_over_the_seeds() -> None:
