@@ -213,6 +213,8 @@ def test_check_tells_what_has_no_effect(capsys: pytest.CaptureFixture[str]) -> N
         (["demo", "--servers", "many"], ["--servers"]),
         (["demo", "--servers", "0"], ["--servers"]),
         (["demo", "--requests", "-1"], ["--requests"]),
+        (["demo", "--profile", "fastest"], ["--profile", "predicted-latency", "headroom"]),
+        (["demo", "--profile", "headroom", "--config-file", "a"], ["--config-file", "--profile"]),
     ],
 )
 def test_a_bad_flag_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]) -> None:

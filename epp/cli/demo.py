@@ -4,6 +4,9 @@ import argparse
 from typing import Any
 
 from epp.cli.flags import positive
+from epp.config.builtins import BUILT_INS
+
+DEMO_PROFILE = "predicted-latency"
 
 
 def add_demo(commands: Any) -> None:
@@ -21,8 +24,13 @@ def add_demo(commands: Any) -> None:
     demo.add_argument(
         "--requests", type=positive, default=400, metavar="N", help="requests to send (default %(default)s)"
     )
-    demo.add_argument(
-        "--config-file", metavar="FILE", help="EndpointPickerConfig to run instead of the one that predicts latency"
+    config = demo.add_mutually_exclusive_group()
+    config.add_argument("--config-file", metavar="FILE", help="EndpointPickerConfig to run instead")
+    config.add_argument(
+        "--profile",
+        choices=list(BUILT_INS),
+        default=DEMO_PROFILE,
+        help="a configuration that comes with the picker, as of `epp serve` (default %(default)s)",
     )
     demo.add_argument(
         "--seed", type=int, default=1, metavar="N", help="seed of traffic and picker (default %(default)s)"
@@ -37,6 +45,7 @@ def _run(arguments: argparse.Namespace) -> int:
             servers=arguments.servers,
             requests=arguments.requests,
             config_file=arguments.config_file,
+            profile=arguments.profile,
             keep_running=arguments.serve,
             seed=arguments.seed,
         )

@@ -11,9 +11,11 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from epp.ledger import Ledger
 from epp.problem import Problem
@@ -21,7 +23,7 @@ from epp.scheduling.plugin import Services
 from epp.server.configuration import build_config, text_of
 from epp.sim.bootstraps import render_bootstrap
 from epp.sim.config import SimConfig
-from epp.sim.demo_config import PREDICTED_LATENCY_CONFIG
+from epp.sim.demo_config import DEMO_PROFILE
 from epp.sim.demo_report import render_latency_report
 from epp.sim.envoyproxy import EnvoyProxy
 from epp.sim.picker_process import PickerProcess
@@ -31,6 +33,11 @@ from epp.sim.traffic import Result, run_traffic
 from epp.sim.workload import WORKLOADS, plan
 
 PROGRESS_WIDTH = 30
+WORKLOAD = WORKLOADS["mixed"]
+SHARES_ARE_UNEVEN = (
+    f"the servers are alike: shares differ because requests of {WORKLOAD.groups} applications begin alike,\n"
+    "and go where that beginning is cached"
+)
 # Speaks for itself in the demonstration: metrics under one name only.
 PICKER_FLAGS = ("--secure-serving=false", "--legacy-metrics=false")
 
@@ -41,7 +48,8 @@ class DemoOptions:
     Attributes:
         servers: simulated model servers.
         requests: to send.
-        config_file: EndpointPickerConfig of the picker; `None` is the profile that predicts latency.
+        config_file: EndpointPickerConfig of the picker; `None` is the profile.
+        profile: one that comes with the picker.
         keep_running: after the table, until Ctrl-C.
         seed: of servers, traffic and picker.
     """
@@ -49,6 +57,7 @@ class DemoOptions:
     servers: int = 4
     requests: int = 400
     config_file: str | None = None
+    profile: str = DEMO_PROFILE
     keep_running: bool = False
     seed: int = 1
 
@@ -83,20 +92,23 @@ async def _demo(options: DemoOptions) -> int:
         envoy = await stack.enter_async_context(EnvoyProxy(bootstrap, log_path=folder / "envoy.log"))
 
         results = await _send(envoy.url, options)
-        print(f"\n{render_report(results)}\n")
+        print(f"\n{render_report(results)}\n\n{SHARES_ARE_UNEVEN}\n")
         page = (await picker.ask("/metrics")).decode()
-        print(f"{render_latency_report(results, await picker.state(), page)}\n", flush=True)
-        await _tell_where_to_look(envoy, picker, options.keep_running)
+        state = await picker.state()
+        print(f"{render_latency_report(results, state, page)}\n", flush=True)
+        print(_kept(state), flush=True)
         if options.keep_running:
+            _tell_where_to_look(envoy, picker)
             print(f"\ntry it:\n  {_curl(envoy.url)}\nCtrl-C stops everything", flush=True)
             await asyncio.Event().wait()
+        print("all of it is stopped now; `make demo SERVE=1` (or `epp demo --serve`) keeps it running", flush=True)
         return int(any(result.error is not None for result in results))
 
 
 def _picker_arguments(options: DemoOptions, pool: SimPool) -> list[str]:
     arguments = ["--endpoints", ",".join(pool.addresses), "--seed", str(options.seed), *PICKER_FLAGS]
     if options.config_file is None:
-        return [*arguments, "--config-text", PREDICTED_LATENCY_CONFIG]
+        return [*arguments, "--profile", options.profile]
     if build_config(text_of(options.config_file), Services(ledger=Ledger())).discovery is not None:
         raise Problem(
             f"{options.config_file}: dataLayer.discovery: epp demo brings servers of its own; remove the key for it"
@@ -105,7 +117,7 @@ def _picker_arguments(options: DemoOptions, pool: SimPool) -> list[str]:
 
 
 async def _send(url: str, options: DemoOptions) -> list[Result]:
-    workload = replace(WORKLOADS["mixed"], rate_rps=10.0 * options.servers)
+    workload = replace(WORKLOAD, rate_rps=10.0 * options.servers)
     schedule = plan(workload, SimConfig().model, options.requests, random.Random(options.seed))
     seconds = schedule[-1].at_s if schedule else 0.0
     print(f"sending {len(schedule)} requests through {url} in about {seconds:.0f} s", flush=True)
@@ -115,15 +127,14 @@ async def _send(url: str, options: DemoOptions) -> list[Result]:
     return results
 
 
-async def _tell_where_to_look(envoy: EnvoyProxy, picker: PickerProcess, keep_running: bool) -> None:
-    state = await picker.state()
-    in_flight = state["ledger"]["requests"]
-    print(f"picker: {len(state['decisions'])} last decisions kept, {in_flight} requests in flight")
+def _kept(state: Mapping[str, Any]) -> str:
+    return f"picker: {len(state['decisions'])} last decisions kept, {state['ledger']['requests']} requests in flight"
+
+
+def _tell_where_to_look(envoy: EnvoyProxy, picker: PickerProcess) -> None:
     print(f"  metrics    {picker.metrics_url}/metrics")
     print(f"  decisions  {picker.metrics_url}/debug/state")
     print(f"envoy admin  {envoy.admin_url}")
-    if not keep_running:
-        print("these are gone when this ends; `make demo SERVE=1` (or `epp demo --serve`) keeps them", flush=True)
 
 
 def _curl(url: str) -> str:
