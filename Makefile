@@ -72,7 +72,7 @@ fuzz: $(VENV)/.installed-test ## new inputs for every parser of foreign bytes, S
 soak: $(VENV)/.installed-test ## thousands of long streams, pickers that end under load; SECONDS=180 in all, STREAMS=3000 at once
 	$(BIN)/python tests/soak/run.py --seconds $(or $(SECONDS),180) --streams $(or $(STREAMS),3000)
 
-manifests: $(VENV)/.installed-demo ## what is generated below manifests/, with the helm of $$PATH or of the tests' cache
+manifests: $(VENV)/.installed-demo ## what is generated below manifests/, with the helm of PATH or of the tests' cache
 	PATH="$$PATH:$${HEADROOM_KUBE_CACHE:-$$HOME/.cache/headroom/kube}/bin" $(BIN)/python manifests/render.py
 
 lint: $(VENV)/.installed-test ## the checks of `make test` without the tests

@@ -63,19 +63,20 @@ plugins:
 
 PROFILES = {
     "random": RANDOM_CONFIG,
-    "default": DEFAULT_CONFIG,
-    "predicted latency": PREDICTED_LATENCY_CONFIG,
+    "llm-d-default": DEFAULT_CONFIG,
+    "predicted-latency": PREDICTED_LATENCY_CONFIG,
     "headroom": BUILT_INS["headroom"].text,
 }
+OLD_NAMES = {"default": "llm-d-default", "predicted latency": "predicted-latency"}  # of profiles, still taken
 ENDPOINTS = (4, 10, 100, 1_000)
 PROMPT_BYTES = (0, 1_000, 32_000, 400_000, 1_000_000)
 TARGET_US = {  # (profile, endpoints, prompt bytes): of the median, but for the last
-    ("default", 10, 1_000): 65.0,
-    ("default", 1_000, 1_000): 150.0,
-    ("default", 10, 400_000): 1000.0,
-    ("predicted latency", 10, 1_000): 210.0,
+    ("llm-d-default", 10, 1_000): 65.0,
+    ("llm-d-default", 1_000, 1_000): 150.0,
+    ("llm-d-default", 10, 400_000): 1000.0,
+    ("predicted-latency", 10, 1_000): 210.0,
 }
-TARGET_P99_US = {("predicted latency", 100, 1_000): 1000.0, ("headroom", 100, 1_000): 1000.0}
+TARGET_P99_US = {("predicted-latency", 100, 1_000): 1000.0, ("headroom", 100, 1_000): 1000.0}
 
 PATH = "/v1/chat/completions"
 HEADERS = {
@@ -196,7 +197,7 @@ def warm(profile: str, endpoints: int, prompt_bytes: int, trained: Any) -> Picke
     picker = Picker(profile, endpoints, prompt_bytes)
     for _ in range(600 if prompt_bytes < 100_000 else 2 * GROUPS):
         picker.request()
-    if profile == "predicted latency" and not picker.predictor.publish(trained):
+    if profile == "predicted-latency" and not picker.predictor.publish(trained):
         raise SystemExit("training found no better model: nothing to time")
     for _ in range(100 if prompt_bytes < 100_000 else GROUPS):
         picker.request()
@@ -297,12 +298,12 @@ def stages(picker: Picker) -> Iterator[tuple[str, Callable[[], object]]]:
 def stage_table(rounds: int, trained: Any) -> list[Mapping[str, object]]:
     """µs of CPU, the stages in turns; each called many times in a row, so with warmer caches than in a request."""
     columns: dict[str, dict[str, float]] = {}
-    for profile in ("default", "predicted latency"):
+    for profile in ("llm-d-default", "predicted-latency"):
         picker = warm(profile, 10, 1_000, trained)
         calls = dict(stages(picker))
         taken = medians({name: lambda call=call: cpu_us(call) for name, call in calls.items()}, rounds)
         columns[profile] = {name: figure.median for name, figure in taken.items()}
-    return [{"stage": name, **{p: columns[p][name] for p in columns}} for name in columns["default"]]
+    return [{"stage": name, **{p: columns[p][name] for p in columns}} for name in columns["llm-d-default"]]
 
 
 def cpu_us(call: Callable[[], object], calls: int = 100) -> float:
@@ -316,7 +317,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only the cases that have a target, in half a minute")
     parser.add_argument("--stages", action="store_true", help="only the stages")
-    parser.add_argument("--profile", choices=PROFILES, help="only the table of this one (default: stages, and all)")
+    parser.add_argument(
+        "--profile",
+        type=lambda name: OLD_NAMES.get(name, name),
+        choices=PROFILES,
+        help="only the table of this one, named as for `epp serve` (default: stages, and all)",
+    )
     parser.add_argument("--rounds", type=int, default=10, help="(default: 10)")
     add_json_option(parser)
     options = parser.parse_args()
