@@ -229,9 +229,7 @@ def test_faults_are_run_at_a_rate_too(tmp_path, capsys) -> None:
     trace.write_text("".join(row % (100 * i) for i in range(8)))
     flags = ["lab", "faults", "--trace", str(trace), "--pool", "h100x2", "--policies", "random", "--jobs", "1"]
     assert main(flags) == 2
-    said = (
-        f"{trace}: no knee on h100: too short to find it; --rate of `epp lab run` and `epp lab faults` does without it"
-    )
+    said = f"{trace}: no knee on h100x2: too short to find it; --rate of `epp lab run` and `epp lab faults` does without it"
     assert said in capsys.readouterr().err
     assert main([*flags, "--rate", "2", "--json", str(out)]) == 0
     assert " at 2 rps, 4 s;" in capsys.readouterr().out
