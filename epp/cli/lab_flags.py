@@ -195,13 +195,15 @@ def policies_of(arguments: argparse.Namespace) -> list[str]:
 
 def like_of(arguments: argparse.Namespace) -> Any:
     """What all runs share. Raises `Problem`."""
-    from epp.lab.fault_spec import parse_faults
+    from epp.lab.fault_spec import parse_faults, require_within
     from epp.lab.pools import parse_pool
     from epp.lab.spec import RunSpec
 
     workload, pool = scene_of(arguments) if group_of(arguments) is None else ("", arguments.pool)
     faults = tuple(getattr(arguments, "fault", ()))
     parse_faults(faults, parse_pool(pool))
+    if arguments.duration is not None:
+        require_within(faults, arguments.duration)
     return RunSpec(
         workload=workload,
         pool=pool,

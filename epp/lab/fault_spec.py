@@ -59,6 +59,22 @@ def parse_faults(texts: Sequence[str], servers: Sequence[LabServer]) -> tuple[Ch
     return tuple(changes)
 
 
+def require_within(texts: Sequence[str], duration_s: float) -> None:
+    """Raises `Problem` where one begins when no request arrives any more: it would change nothing, and nobody would
+    know."""
+    for fault in map(_read, texts):
+        if fault.at_s >= duration_s:
+            raise Problem(
+                f"fault {fault.text!r} begins at {fault.at_s:.10g} s, and the run ends at {duration_s:.10g} s: let it "
+                "begin before, or the run last longer"
+            )
+
+
+def time_text(time_s: float) -> str:
+    """As a time of a fault is written."""
+    return f"{time_s:.9f}".rstrip("0").rstrip(".") + "s"
+
+
 def _read(text: str) -> _Fault:
     found = _FAULT.fullmatch(text.strip())
     if found is None:

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from epp.lab.comparison import Row, rows_of
+from epp.lab.fault_spec import time_text
 from epp.lab.parallel import ProgressBar, map_in_order
 from epp.lab.result import Result
 from epp.lab.runs import run_spec
@@ -45,10 +46,10 @@ class Scene:
 
 SCENES = (
     Scene("nothing"),
-    Scene("dies", "kill@{at}s+{lasts}s"),
-    Scene("slows 2x", "slow2x@{at}s+{lasts}s"),
-    Scene("restarts empty", "restart@{at}s+{lasts}s"),
-    Scene("joins", "add@{at}s"),
+    Scene("dies", "kill@{at}+{lasts}"),
+    Scene("slows 2x", "slow2x@{at}+{lasts}"),
+    Scene("restarts empty", "restart@{at}+{lasts}"),
+    Scene("joins", "add@{at}"),
     Scene("metrics every 50 ms", changes={"metrics_interval_ms": (50.0, 50.0)}),
     Scene("metrics every 500 ms", changes={"metrics_interval_ms": (500.0, 500.0)}),
     Scene("metrics every 5 s", changes={"metrics_interval_ms": (5e3, 5e3)}),
@@ -59,7 +60,7 @@ SCENES = (
 def spec_in(scene: Scene, spec: RunSpec) -> RunSpec:
     """That run in this scene."""
     at_s, lasts_s = FAULT_AT_RATIO * spec.duration_s, FAULT_LASTS_RATIO * spec.duration_s
-    faults = (scene.fault.format(at=f"{at_s:g}", lasts=f"{lasts_s:g}"),) if scene.fault else ()
+    faults = (scene.fault.format(at=time_text(at_s), lasts=time_text(lasts_s)),) if scene.fault else ()
     return replace(spec, faults=faults, **scene.changes)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from epp.config.errors import ConfigError
 from epp.lab import oracle
 from epp.lab.experiment import Experiment, LabRequest, ServicesOf, only_what_a_picker_has
-from epp.lab.fault_spec import parse_faults
+from epp.lab.fault_spec import parse_faults, require_within
 from epp.lab.knee import knee_rps, why_none
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.policies.policy import Policy
@@ -117,6 +117,7 @@ def _experiment(spec: RunSpec, targets: Targets, policy: Policy, services_of: Se
             f"{spec.workload}: its {most:,} requests last {most / spec.rate_rps:.3g} s at {spec.rate_rps:.3g} rps; "
             f"leave --duration out, or say one that is shorter than {spec.duration_s:g} s"
         )
+    require_within(spec.faults, spec.duration_s)
     clients = Clients(targets if spec.send_targets else None, spec.streaming_ratio)
     experiment = Experiment(
         config_text=policy.config_text,

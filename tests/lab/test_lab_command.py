@@ -201,6 +201,12 @@ def test_a_configuration_of_ones_own_and_a_trace(tmp_path, capsys) -> None:
         (["--fault", f"slow{'9' * 400}x@1s"], "is not a number above 0, to 1,000"),
         (["--fault", "add@1s+5s"], "write add@1s"),
         (
+            ["--fault", "kill@2s", "--fault", "add@70s", "--duration", "1m"],
+            "fault 'add@70s' begins at 70 s, and the run ends at 60 s",
+        ),
+        (["--fault", "kill@60s", "--duration", "1m"], "fault 'kill@60s' begins at 60 s, and the run ends at 60 s"),
+        (["--fault", "slow2x@2m", "--rate", "1", "--jobs", "1"], "begins at 120 s, and the run ends at 60 s"),
+        (
             ["--fault", "kill@5s", "--fault", "kill@2s+10s"],
             "'kill@2s+10s' and 'kill@5s': h100-0 cannot have both at once",
         ),

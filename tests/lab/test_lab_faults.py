@@ -8,7 +8,7 @@ import pytest
 from epp.lab.comparison import Row, rows_of
 from epp.lab.experiment import Experiment
 from epp.lab.fault_spec import parse_faults
-from epp.lab.faults import SCENES, faults_table, largest_share, recovery_s, spec_in
+from epp.lab.faults import SCENES, Scene, faults_table, largest_share, recovery_s, spec_in
 from epp.lab.policies.catalogue import POLICIES
 from epp.lab.pools import parse_pool
 from epp.lab.result import Result
@@ -136,6 +136,16 @@ def test_what_a_scene_does_not_change_is_as_the_run_has_it() -> None:
     seldom = replace(SPEC, metrics_interval_ms=(2e3, 2e3))
     assert spec_in(BY_NAME["nothing"], seldom) == seldom
     assert spec_in(BY_NAME["metrics never"], seldom) == replace(SPEC, metrics_interval_ms=None)
+
+
+@pytest.mark.parametrize("duration_s", [1e-9, 1e-4, 20.0, 100.0 / 3.0, 3000 * 3600.0, 1e12])
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+def test_faults_of_runs_of_any_length_are_read(scene: Scene, duration_s: float) -> None:
+    changes = parse_faults(spec_in(scene, replace(SPEC, duration_s=duration_s)).faults, parse_pool(SPEC.pool))
+    assert len(changes) == (0 if not scene.fault else 1 if scene.name == "joins" else 2)
+    if changes:
+        assert changes[0].at_s == pytest.approx(0.4 * duration_s, rel=1e-6, abs=1e-9)
+        assert changes[-1].at_s - changes[0].at_s in (0.0, pytest.approx(0.2 * duration_s, rel=1e-6, abs=1e-9))
 
 
 def test_metrics_are_read_as_often_as_the_scene_s_name_says() -> None:
