@@ -7,6 +7,13 @@ from typing import Any
 from epp.cli.flags import positive
 from epp.cli.lab_files import keep_apart
 from epp.files import new_file, write
+from epp.problem import Problem
+
+_LEAST_RUNGS = 3  # of two there are four times, and four constants
+_CHECK = (
+    "a step takes time even with one stream, so tpot_ms may not fall to nothing with fewer streams; are times in ms, "
+    "and streams those that ran at once?"
+)
 
 _EXAMPLES = """\
 examples:
@@ -57,11 +64,21 @@ def _fit(arguments: argparse.Namespace) -> int:
         measurements = read_measurements(arguments.csv)
     else:
         ladder = [(streams, tokens) for streams, tokens in LADDER if tokens <= arguments.longest]
+        if len(ladder) < _LEAST_RUNGS:
+            least = sorted(tokens for _, tokens in LADDER)[_LEAST_RUNGS - 1]
+            raise Problem(f"--longest {arguments.longest}: too few of the ladder's prompts are as short; say {least}")
         measurements = measure(arguments.url, arguments.model, arguments.repeats, arguments.seed, ladder)
     if arguments.measurements is not None:
         write_measurements(arguments.measurements, measurements)
-    found = fit(measurements)
-    law = with_long_contexts(found.hardware, like)
+    source = arguments.url if arguments.csv is None else arguments.csv
+    try:
+        found = fit(measurements)
+        law = with_long_contexts(found.hardware, like)
+        text = shape_text(law, found.overhead_ms, like)
+    except ValueError as error:
+        raise Problem(f"{source}: what fits these measurements is no server: {error}; {_CHECK}") from error
+    except Problem as error:
+        raise Problem(f"{source}: {error}") from error
     print(f"base_ms           {law.base_ms:g}")
     print(f"prefill_token_us  {law.prefill_token_us:g}")
     print(f"sequence_us       {law.sequence_us:g}")
@@ -70,5 +87,5 @@ def _fit(arguments: argparse.Namespace) -> int:
     print(f"context_token_ns  {law.context_token_ns:.4g}, not measured: as of {arguments.like}, see --like")
     print(f"mean error of {len(measurements)} measurements, in sample: {found.error_ratio:.1%}")
     if arguments.out is not None:
-        write(arguments.out, shape_text(law, found.overhead_ms, like).encode())
+        write(arguments.out, text.encode())
     return 0

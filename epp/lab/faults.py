@@ -17,7 +17,7 @@ from epp.lab.result import Result
 from epp.lab.runs import run_spec
 from epp.lab.shares import share_cells
 from epp.lab.spec import RunSpec
-from epp.lab.text_report import grid, shown, title
+from epp.lab.text_report import grid, share_format, shown, title
 
 FAULT_AT_RATIO, FAULT_LASTS_RATIO = 0.4, 0.2
 _BACK_RATIO = 0.05  # so much below what it is with nothing wrong counts as recovered
@@ -121,8 +121,9 @@ def faults_table(found: Sequence[tuple[Scene, Sequence[Row]]], markdown: bool) -
             known = [time_s for time_s in times if time_s is not None]
             back = "–" if not times else f"{fmean(known):.1f}" if len(known) == len(times) else "not in the run"
             share = fmean(largest_share(result) for result in row.results)
-            cells = [shown(row.figures[figure], how) for figure, how in _FIGURES]
-            body.append([scene.name, row.policy, cells[0], back, *cells[1:], f"{share:.0%}"])
+            cells = [shown(row.figures[figure], of) for figure, of in _FIGURES]
+            how = share_format(len(row.shares))
+            body.append([scene.name, row.policy, cells[0], back, *cells[1:], f"{share:{how}}"])
     shares = share_cells({scene.name: rows for scene, rows in found})
     calm_row = found[0][1][0]
     duration_s = calm_row.results[0].spec.duration_s

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -38,9 +39,23 @@ def measure(
     url: str, model: str, repeats: int, seed: int, ladder: Sequence[tuple[int, int]] = LADDER
 ) -> list[Measurement]:
     """Climb the ladder `repeats` times, after one request to warm up. Raises `Problem`."""
-    if not url.startswith(("http://", "https://")):
-        raise Problem(f"--url {url}: begins with neither http:// nor https://; write for example http://10.0.0.1:8000")
+    if (why := _why_no_url(url)) is not None:
+        raise Problem(f"--url {url}: {why}; write for example http://10.0.0.1:8000")
     return asyncio.run(_measure(url.rstrip("/"), model, repeats, random.Random(seed), ladder))
+
+
+def _why_no_url(url: str) -> str | None:
+    if not url.startswith(("http://", "https://")):
+        return "begins with neither http:// nor https://"
+    if any(character.isspace() for character in url):
+        return "has a space in it"
+    try:
+        parts = urlsplit(url)
+        if not parts.hostname:
+            return "names no host"
+        return "has a port that is none" if parts.port == 0 else None
+    except ValueError as error:  # of brackets, and of ports
+        return str(error)
 
 
 async def _measure(

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from epp.lab.experiment import LabServer
 from epp.problem import Problem
@@ -97,7 +98,8 @@ def with_long_contexts(law: Hardware, like: EngineConfig) -> Hardware:
 
 
 def shape_text(law: Hardware, overhead_ms: float, like: EngineConfig) -> str:
-    """A shape of one's own as JSON, for `parse_pool` to read from a file. Memory and batch are those of `like`."""
+    """A shape of one's own as JSON, for `parse_pool` to read from a file. Memory and batch are those of `like`. Raises
+    ValueError, by the name of what is wrong, where that would refuse it."""
     shape = {
         "base_ms": law.base_ms,
         "prefill_token_us": law.prefill_token_us,
@@ -109,6 +111,7 @@ def shape_text(law: Hardware, overhead_ms: float, like: EngineConfig) -> str:
         "max_sequences": like.max_sequences,
         "max_batched_tokens": like.max_batched_tokens,
     }
+    _engine_in(shape)
     return json.dumps(shape, indent=2) + "\n"
 
 
@@ -116,27 +119,39 @@ def _shape_in(path: Path) -> EngineConfig:
     """Of a file that `shape_text` wrote, perhaps edited since. Raises `Problem`."""
     try:
         shape = json.loads(path.read_bytes())
-        law = Hardware(*(_number(shape, name) for name in _LAW))
-        overhead_ms = _number(shape, "overhead_ms")
-        if not law.base_ms > 0:
-            raise ValueError("base_ms has to be above 0")
-        return EngineConfig(
-            hardware=law,
-            overhead_ms=(overhead_ms, overhead_ms),
-            kv_blocks=int(_number(shape, "kv_tokens", BLOCK_TOKENS)) // BLOCK_TOKENS,
-            block_tokens=BLOCK_TOKENS,
-            max_sequences=int(_number(shape, "max_sequences", 1)),
-            max_batched_tokens=int(_number(shape, "max_batched_tokens", 1)),
-        )
+        if not isinstance(shape, dict):
+            raise ValueError("no JSON object")
+        return _engine_in(shape)
     except OSError as error:
         raise Problem(f"{path}: cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise Problem(f"{path}: no shape of a server ({error}); `epp lab fit --out` writes one") from error
 
 
-def _number(shape: Mapping[str, float], name: str, least: float = 0.0) -> float:
-    """Raises KeyError, TypeError, ValueError."""
-    value, most = float(shape[name]), _MOST.get(name, math.inf)
+def _engine_in(shape: Mapping[str, Any]) -> EngineConfig:
+    """Raises ValueError."""
+    law = Hardware(*(_number(shape, name) for name in _LAW))
+    overhead_ms = _number(shape, "overhead_ms")
+    if not law.base_ms > 0:
+        raise ValueError("base_ms has to be above 0")
+    return EngineConfig(
+        hardware=law,
+        overhead_ms=(overhead_ms, overhead_ms),
+        kv_blocks=int(_number(shape, "kv_tokens", BLOCK_TOKENS)) // BLOCK_TOKENS,
+        block_tokens=BLOCK_TOKENS,
+        max_sequences=int(_number(shape, "max_sequences", 1)),
+        max_batched_tokens=int(_number(shape, "max_batched_tokens", 1)),
+    )
+
+
+def _number(shape: Mapping[str, Any], name: str, least: float = 0.0) -> float:
+    """Raises ValueError."""
+    if name not in shape:
+        raise ValueError(f"no {name}")
+    try:
+        value, most = float(shape[name]), _MOST.get(name, math.inf)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} is not a number") from None
     if not least <= value <= most or value == math.inf:
         most_words = f" and at most {most:,.0f}" if most < math.inf else ""
         raise ValueError(f"{name} has to be {least:g} or more{most_words}, and is {value:g}")

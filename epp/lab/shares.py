@@ -14,7 +14,7 @@ from epp.lab.pools import parse_pool
 from epp.lab.result import TIMELINE_PARTS, Result
 from epp.lab.runs import workload_of
 from epp.lab.spec import RunSpec
-from epp.lab.text_report import Cells, shown
+from epp.lab.text_report import Cells, share_format, shown
 from epp.lab.yardsticks import mean_of_known
 from epp.sim.config import EngineConfig
 
@@ -32,7 +32,8 @@ def share_cells(rows_by_scene: Mapping[str, Sequence[Row]]) -> Cells | None:
                 over_time = [_shares(result, name) for result in row.results]
                 means = [mean_of_known(values) for values in zip(*over_time, strict=True)]
                 fair = fair_share(row.results[0].spec, name)
-                body.append([scene, row.policy, name, *(shown(value, ".0%") for value in (fair, *means))])
+                how = share_format(len(row.shares))
+                body.append([scene, row.policy, name, *(shown(value, how) for value in (fair, *means))])
     if not body:
         return None
     after = [f"{low * part_s:.3g}-{high * part_s:.3g} s" for low, high in _WINDOWS]

@@ -4,6 +4,7 @@ For each workload, pool and load one of what clients and servers saw, and one of
 were served. Of several loads also the goodput, as far as these tell it.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from epp.lab.comparison import Row, grouped_by_load, grouped_by_pair
@@ -133,8 +134,13 @@ def _cell(row: Row, figure: str, how: str) -> str:
 
 def _shares(row: Row) -> str:
     """The least and the most that a server had of the requests."""
-    shares = row.shares.values()
-    return f"{min(shares):.0%}-{max(shares):.0%}"
+    shares, how = row.shares.values(), share_format(len(row.shares))
+    return f"{min(shares):{how}}-{max(shares):{how}}"
+
+
+def share_format(servers: int) -> str:
+    """Of a pool of so many: fine enough to show a fifth of what a server's fair share is."""
+    return f".{max(0, math.ceil(math.log10(max(1, servers) / 20)))}%"
 
 
 def title(row: Row) -> str:

@@ -20,7 +20,7 @@ from epp.lab.runs import policy_of, run_spec
 from epp.lab.spec import RunSpec
 from epp.lab.sweep import GRID, MOST_STEPS, highest_load
 from epp.lab.table import pairs_on
-from epp.lab.text_report import goodput_cells, text_table
+from epp.lab.text_report import goodput_cells, share_format, text_table
 from epp.lab.workloads.catalogue import HELD_OUT, WORKLOADS
 from epp.lab.workloads.traces import read_trace
 
@@ -243,6 +243,13 @@ def test_faults_are_run_at_a_rate_too(tmp_path, capsys) -> None:
     assert {run["spec"]["rate_rps"] for run in json.loads(out.read_bytes())} == {2.0}
     assert main([*flags, "--rate", "2", "--load", "0.5"]) == 2
     assert "--load: not allowed with argument --rate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("servers", "fair"), [(1, "100%"), (4, "25%"), (20, "5%"), (64, "1.6%"), (500, "0.20%"), (10_000, "0.010%")]
+)
+def test_shares_are_as_fine_as_the_pool_is_large(servers: int, fair: str) -> None:
+    assert f"{1 / servers:{share_format(servers)}}" == fair
 
 
 def test_a_table_of_a_pool_of_ones_own_has_every_workload_on_it(capsys) -> None:
