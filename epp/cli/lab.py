@@ -185,6 +185,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from epp.lab.table import POOL, goodput_table, pairs_on
 
     keep_apart(arguments)
+    if not arguments.streamed:
+        raise Problem("--streamed 0: only answers that stream keep targets, so there is no goodput without one")
     pool = None if arguments.pool == POOL else arguments.pool
     group = group_of(arguments)
     pairs = [scene_of(arguments)] if group is None else list(pairs_on(pool, tuple(group)))

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 from epp.lab.comparison import cost_of
 from epp.lab.parallel import ProgressBar, in_turns
-from epp.lab.runs import NothingToMeasure, run_spec, workload_of
+from epp.lab.runs import MOST_REQUESTS, NothingToMeasure, run_spec, workload_of
 from epp.lab.spec import RunSpec
 from epp.lab.workloads.workload import run_s_at
 from epp.lab.yardsticks import spread
+from epp.problem import Problem
 
 RATIOS = (0.9, 0.99)
 GRID = 0.025  # of the knee
@@ -44,7 +45,8 @@ class Goodput:
         knee_rps: of workload and pool.
         own_knee_rps: what the policy answers per second in the second half of a run at 1.5 of that, of the first seed.
         load_by_ratio: for each ratio of requests that keep their targets, the highest load that does, as a share of the
-            knee; 0 if the lowest that was tried does not. `MOST_LOAD` is only the least that it may be.
+            knee; 0 if the lowest at which there was anything to measure does not. `MOST_LOAD` is only the least that it
+            may be.
         loads_by_seed: the same of each seed alone, by what was measured on the way to that of all.
         attainment_by_load: what was measured on the way, where it was with all seeds.
         failing_plugins: types of plugins that raised in some run; there should be none.
@@ -106,15 +108,30 @@ def sweep(
     jobs: int,
     scale: float = 1.0,
 ) -> list[Goodput]:
-    """The goodput of each policy on each workload and pool. Arguments as of `epp.lab.comparison.specs_of`."""
+    """The goodput of each policy on each workload and pool. Arguments as of `epp.lab.comparison.specs_of`. Raises
+    `Problem`."""
     tasks = [
         _Task(replace(like, workload=workload, pool=pool, policy=policy), knees[workload, pool], seeds, scale)
         for workload, pool in pairs
         for policy in policies
     ]
+    for task in tasks:
+        _require_possible(task)
     cost = sum(_cost(_Measured(task).overload()) + MOST_RUNS * seeds * task.run_cost for task in tasks)
     with ProgressBar((1 + MOST_RUNS * seeds) * len(tasks), "runs at most", cost=cost) as progress:
         return in_turns(_run, [_sweep_one(task, progress) for task in tasks], jobs, progress, _cost)
+
+
+def _require_possible(task: _Task) -> None:
+    """What would be known after minutes is said before."""
+    like = task.like
+    rate_rps = task.knee_rps * MOST_LOAD
+    duration_s = like.duration_s or run_s_at(workload_of(like.workload), rate_rps, task.scale)
+    if rate_rps * duration_s > MOST_REQUESTS:
+        raise Problem(
+            f"{like.workload}: runs of {duration_s:g} s, at up to {rate_rps:.3g} rps, are of more than "
+            f"{MOST_REQUESTS:,} requests; say a lower {'--duration' if like.duration_s else '--scale'}"
+        )
 
 
 def _cost(spec: RunSpec) -> float:
@@ -143,27 +160,48 @@ class _Lacking(Exception):
         self.step, self.spec = step, spec
 
 
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
 class _Measured:
-    """Attainment at steps of the grid, by seed. What is not known yet is raised as `_Lacking`."""
+    """Attainment at steps of the grid, by seed; `None` where nothing was there to measure, which says nothing. What is
+    not known yet is raised as `_Lacking`."""
 
     def __init__(self, task: _Task) -> None:
         self._task = task
         self._workload = workload_of(task.like.workload)
-        self.by_step: dict[int, list[float]] = {}
+        self.by_step: dict[int, list[float | None]] = {}
 
     def at(self, step: int) -> float:
-        """Mean of all seeds."""
+        """Mean of all seeds that show anything."""
         values = self.by_step.get(step, [])
         if len(values) < self._task.seeds:
             raise self._lacking(step)
-        return fmean(values)
+        shown = _known(values)
+        if not shown:
+            raise self._nothing(step)
+        return fmean(shown)
 
     def keeps(self, step: int, ratio: float) -> bool:
         """Whether that is `ratio` at least. Stops where the seeds that are left cannot make it so any more."""
-        seeds, values = self._task.seeds, self.by_step.get(step, [])
-        if len(values) < seeds and sum(values) + (seeds - len(values)) >= ratio * seeds:
+        values = self.by_step.get(step, [])
+        shown, left = _known(values), self._task.seeds - len(values)
+        if left and sum(shown) + left >= ratio * (len(shown) + left):
             raise self._lacking(step)
-        return len(values) == seeds and fmean(values) >= ratio
+        if not left and not shown:
+            if not any(_known(others) for other, others in self.by_step.items() if other > step):
+                raise self._nothing(step)
+            return False  # a higher load does not keep it, and of lower ones still less will be there
+        return not left and fmean(shown) >= ratio
+
+    def _nothing(self, step: int) -> NothingToMeasure:
+        spec = self._spec_at(step, 1, self._task.scale)
+        longer = "--duration" if self._task.like.duration_s else "--scale"
+        return NothingToMeasure(
+            f"{spec.workload}: at {step * GRID:g} of the knee ({spec.rate_rps:.3g} rps) nothing to measure arrives in "
+            f"{spec.duration_s:.3g} s; say a higher {longer}"
+        )
 
     def _lacking(self, step: int) -> _Lacking:
         """The next seed there."""
@@ -180,7 +218,11 @@ class _Measured:
 
     def load_of_seed(self, number: int, ratio: float) -> float:
         """As `highest_load` among the steps that were measured with this seed."""
-        at = {step: values[number] for step, values in self.by_step.items() if len(values) > number}
+        at = {
+            step: value
+            for step, values in self.by_step.items()
+            if len(values) > number and (value := values[number]) is not None
+        }
         low = max((step for step, value in at.items() if value >= ratio), default=0)
         high = min((step for step in at if step > low), default=None)
         if low == 0 or high is None:
@@ -192,9 +234,10 @@ def _sweep_one(task: _Task, progress: ProgressBar) -> Generator[RunSpec, _Ran, G
     measured, runs = _Measured(task), 0
     overloaded = yield measured.overload()  # the dearest first: who asks for too much is told so at once
     if overloaded.attainment is None:
+        or_streamed = ", or a higher --streamed" if task.like.streaming_ratio < 1.0 else ""
         raise NothingToMeasure(
             f"{task.like.workload}: nothing to measure arrives even at {MOST_LOAD:g} of the knee; "
-            "say a longer --duration"
+            f"say a longer --duration{or_streamed}"
         )
     failing = set(overloaded.failing_plugins)
     while True:
@@ -203,13 +246,17 @@ def _sweep_one(task: _Task, progress: ProgressBar) -> Generator[RunSpec, _Ran, G
             break
         except _Lacking as lacking:
             ran = yield lacking.spec
-            measured.by_step.setdefault(lacking.step, []).append(ran.attainment or 0.0)  # nothing shown is nothing kept
+            measured.by_step.setdefault(lacking.step, []).append(ran.attainment)
             failing.update(ran.failing_plugins)
             runs += 1
     progress.less(MOST_RUNS * task.seeds - runs, task.run_cost)
     spec = task.like
     by_seed = {ratio: tuple(measured.load_of_seed(n, ratio) for n in range(task.seeds)) for ratio in RATIOS}
-    whole = {step: fmean(v) for step, v in sorted(measured.by_step.items()) if len(v) == task.seeds}
+    whole = {
+        step: fmean(shown)
+        for step, values in sorted(measured.by_step.items())
+        if len(values) == task.seeds and (shown := _known(values))
+    }
     by_load = {step * GRID: value for step, value in whole.items()}
     return Goodput(
         spec.workload,
