@@ -51,15 +51,13 @@ async def until_there_is_a_model(state, upkeep):
     predictor, world = state.predictor, World()
     jobs = [asyncio.create_task(job) for name, job in upkeep.jobs() if name == "trainer"]
     assert jobs
-    for _ in range(300):
-        world.run(predictor, 400)
-        await asyncio.sleep(0.1)
-        if predictor.model_version:
-            break
+    async with asyncio.timeout(200):  # the process that trains is the humblest of a machine that may be busy
+        while not predictor.model_version:
+            world.run(predictor, 400)
+            await asyncio.sleep(1.0)
     for job in jobs:
         job.cancel()
     await asyncio.gather(*jobs, return_exceptions=True)
-    assert predictor.model_version == 1
     return world
 
 if __name__ == "__main__":
@@ -71,9 +69,10 @@ if __name__ == "__main__":
     state.predictor.adopt(learned, time.monotonic())
     assert state.predictor.predict(world.situation()).ttft.source is Source.MODEL
     assert file.stat().st_size > 0
+    version = state.predictor.model_version
     assert not loaded(), loaded()
     state, _ = start("headroom", model_file=str(file))  # to go on from a model takes XGBoost, from the start
-    assert state.predictor.model_version == 1
+    assert state.predictor.model_version == version > 0
     assert "xgboost" in loaded()
 """
 
@@ -83,10 +82,11 @@ assert "xgboost" in loaded()
 """
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("script", [STARTS, TRAINS, REMOTE], ids=["starts", "trains", "learns elsewhere"])
 def test_who_serves_requests_need_not_load_xgboost(script: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"  # a file, as the training process looks for what its owner is
     path = f"import sys; sys.path.insert(0, {str(Path(__file__).parent / 'latency')!r})\n"
     program.write_text(path + BEGINNING + script)
-    run = subprocess.run([sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=100)
+    run = subprocess.run([sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=220)
     assert run.returncode == 0, run.stderr
