@@ -54,7 +54,7 @@ async def until_there_is_a_model(state, upkeep):
     async with asyncio.timeout(200):  # the process that trains is the humblest of a machine that may be busy
         while not predictor.model_version:
             world.run(predictor, 400)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(0.1)
     for job in jobs:
         job.cancel()
     await asyncio.gather(*jobs, return_exceptions=True)
