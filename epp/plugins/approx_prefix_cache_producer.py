@@ -151,11 +151,9 @@ class ApproxPrefixCacheProducer(Producer, PreRequest, ResponseHeadersHook, Repli
         self, cycle: Cycle, decision: Decision, status: int | None, headers: Mapping[str, str], served: str | None
     ) -> None:
         """A fallback served the request: it has the prompt cached now."""
-        row = decision.snapshot.row_by_address.get(served) if served is not None else None
-        if row is not None:
-            endpoint_id = decision.snapshot.endpoints[row].id
-            if endpoint_id != decision.endpoints[0].id:
-                self._record(cycle, decision, endpoint_id)
+        answering = decision.answered_by(served)
+        if answering.id != decision.endpoints[0].id:
+            self._record(cycle, decision, answering.id)
         cycle.state.pop(self.name, None)  # thousands of hashes are not kept for as long as the response takes
 
     def absorb(self, change: Any, peer: int, snapshot: Snapshot) -> None:

@@ -234,7 +234,7 @@ class LatencyCostScorer(RequestProcessor, Scorer, PreRequest, ResponseHeadersHoo
         by_profile = cycle.state.get(self.name)
         if not isinstance(by_profile, list):
             by_profile = cycle.state[self.name] = []
-        rows = slice(None) if candidates.everyone else candidates.rows
+        rows = _index_of(candidates)
         self._has_come(rows, candidates, by_profile, cycle.now_s)
         by_profile.append(priced)
         overhead, per_token, per_pair = self._laws(self._ttft, candidates)
@@ -271,7 +271,7 @@ class LatencyCostScorer(RequestProcessor, Scorer, PreRequest, ResponseHeadersHoo
         company = company_of(in_flight, pace, slo.tpot_ms, self._tpot.spread, self._output_tokens, new_tokens)
         prospect = Prospect(met.overhead_ms + met.backlog_ms + cycle.waited_ms, own_ms, tpot_ms, pool_tpot_ms)
         spreads = Spreads(self._ttft.spread, self._tpot.spread)
-        rows = slice(None) if candidates.everyone else candidates.rows
+        rows = _index_of(candidates)
         arrivals_per_s = self._arrivals.per_s(rows) * priced.all_by_ours
         outlook = look_ahead(slo, prospect, company, spreads, arrivals_per_s, self._reuse.ratio)
         priced.in_time = outlook.in_time
@@ -335,7 +335,7 @@ class LatencyCostScorer(RequestProcessor, Scorer, PreRequest, ResponseHeadersHoo
 
     def _laws(self, laws: EndpointLaws, candidates: Candidates) -> FloatArray:
         coefficients = laws.of(self._endpoint_ids)
-        return coefficients if candidates.everyone else coefficients[:, candidates.rows]
+        return coefficients[:, _index_of(candidates)]
 
     def _follow(self, snapshot: Snapshot) -> None:
         if snapshot.endpoints_version == self._version:
@@ -391,8 +391,7 @@ class LatencyCostScorer(RequestProcessor, Scorer, PreRequest, ResponseHeadersHoo
     ) -> None:
         """Whom another server answers, leaves the one that was chosen nothing to compute."""
         sent = cycle.state.get(self.name)
-        row = None if served is None else decision.snapshot.row_by_address.get(served)
-        if isinstance(sent, _Sent) and row is not None and decision.snapshot.endpoints[row].id != sent.endpoint_id:
+        if isinstance(sent, _Sent) and decision.answered_by(served).id != sent.endpoint_id:
             self._backlog.remove(cycle.request.id)
             self._progress.forget(cycle.request.id)
 
@@ -432,6 +431,11 @@ class LatencyCostScorer(RequestProcessor, Scorer, PreRequest, ResponseHeadersHoo
             "reused_prompt_ratio": self._reuse.ratio,
             "lasting_load_ratio": self._lasting.ratio,
         }
+
+
+def _index_of(candidates: Candidates) -> IntArray | slice:
+    """To take them from a column with a value per endpoint, which is not copied if they are all."""
+    return slice(None) if candidates.everyone else candidates.rows
 
 
 def _prompt_tokens(cycle: Cycle) -> float:

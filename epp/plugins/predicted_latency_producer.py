@@ -247,8 +247,7 @@ class PredictedLatencyProducer(
         """Who answers, if that is a good answer; and who was asked before it."""
         asked = cycle.state.get(self.name)
         if isinstance(asked, _Asked):
-            row = None if served is None else decision.snapshot.row_by_address.get(served)
-            answering = (decision.endpoints[0] if row is None else decision.snapshot.endpoints[row]).id
+            answering = decision.answered_by(served).id
             asked.passed_over = _passed_over(decision, answering)
             asked.answering = answering if is_good(status) else None
 

@@ -61,6 +61,11 @@ class Decision:
         """Value of the destination header: all addresses, comma-joined, in order."""
         return ",".join(e.address for e in self.endpoints)
 
+    def answered_by(self, served: str | None) -> Endpoint:
+        """Who answers, by the address that the proxy names; the first choice if it names none that was in the pool."""
+        row = None if served is None else self.snapshot.row_by_address.get(served)
+        return self.endpoints[0] if row is None else self.snapshot.endpoints[row]
+
 
 @dataclass(frozen=True, slots=True)
 class Denial:
